@@ -1,0 +1,39 @@
+"""Every error a user of bayeszip may see: one family, named by what is at fault."""
+
+__all__ = [
+    "BayeszipError",
+    "DataError",
+    "FormatError",
+    "ModelError",
+    "OutputError",
+    "RecipeError",
+    "TrainingError",
+]
+
+
+class BayeszipError(Exception):
+    """Something bayeszip was given, or met, that it can't work with; the message says what and what to do."""
+
+
+class DataError(BayeszipError):
+    """A data set is missing, damaged or of the wrong form."""
+
+
+class ModelError(BayeszipError):
+    """A network can't be compressed, traced, or loaded into, as it is."""
+
+
+class RecipeError(BayeszipError):
+    """A recipe or one of its settings is unknown, out of range or contradicts another."""
+
+
+class TrainingError(BayeszipError):
+    """Training can't go on: a loss that is not finite, for example."""
+
+
+class FormatError(BayeszipError):
+    """A file is not a valid `.bayz` file. The codec's named kinds derive from this."""
+
+
+class OutputError(BayeszipError):
+    """A file could not be written; whatever stood at its path before is still there."""
