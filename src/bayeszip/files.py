@@ -1,0 +1,138 @@
+"""Files that are either written whole or not at all.
+
+The bytes go to a temporary file beside the target, which takes the target's name only when they are safely on the
+disk. Whatever happens before that moment, an interrupt included, leaves the old file as it was.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from bayeszip.errors import OutputError
+
+__all__ = ["check_writable", "write_atomically"]
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+#: What a file system answers that can't synchronize a folder at all, which is no failure of this write.
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space or choose a path on another disk",
+    errno.EDQUOT: "your disk quota is used up; free some space or choose a path on another disk",
+    errno.EFBIG: "the file is too large for this disk or your limits; choose a path on another disk",
+    errno.EACCES: "permission denied; choose a folder you may write to",
+    errno.EPERM: "permission denied; choose a folder you may write to",
+    errno.EROFS: "the disk is read-only; choose a path on another disk",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+}
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
+    """Write `data` to `path` so that a reader finds the old file or the new one, never a part.
+
+    A symbolic link is followed, an existing file's permissions are kept.
+
+    Raises:
+        OutputError: the file could not be written; the old one, if any, is untouched and nothing half-written is left.
+    """
+    target = _checked_target(path)
+    temporary = _temporary_beside(target)
+    try:
+        _write_new(temporary, data)
+        if target.exists():
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+        os.replace(temporary, target)
+    except OSError as error:
+        _remove(temporary)
+        raise _output_error(path, error) from error
+    except BaseException:
+        _remove(temporary)
+        raise
+    _sync_folder(target)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` now if `path` could not be written later, by creating and removing a file beside it."""
+    temporary = _temporary_beside(_checked_target(path))
+    try:
+        _write_new(temporary, b"\0")
+    except OSError as error:
+        raise _output_error(path, error) from error
+    finally:
+        _remove(temporary)
+
+
+def _checked_target(path: str | os.PathLike[str]) -> Path:
+    """Where `path` leads, links followed, if a file may be put there."""
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise OutputError(f"can't write {_shown(path)}: it is a folder; name a file in it")
+        if target.exists():
+            if not target.is_file():  # a rename would replace a device such as /dev/null by a file
+                raise OutputError(f"can't write {_shown(path)}: it is not a regular file; choose another path")
+            if not os.access(target, os.W_OK):
+                raise OutputError(f"can't write {_shown(path)}: the file is write-protected; choose another path")
+        if not target.parent.is_dir():
+            raise OutputError(f"can't write {_shown(path)}: there is no folder {target.parent}; create it first")
+    except ValueError as error:  # a NUL character, for one
+        raise OutputError(f"can't write {_shown(path)}: {error}; choose another path") from error
+    except OSError as error:
+        raise _output_error(path, error) from error
+    return target
+
+
+def _temporary_beside(target: Path) -> Path:
+    # Not derived from the target's name, which may already be as long as the file system allows.
+    return target.parent / f".{secrets.token_hex(8)}.tmp"
+
+
+def _write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Create `path`, fill it and wait until the disk has it."""
+    descriptor = os.open(path, _CREATE, 0o666)  # the umask takes its share
+    try:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(target: Path) -> None:
+    """Wait until the disk knows the new name too, where a folder can be opened for that."""
+    if os.name == "nt":
+        return
+    try:
+        descriptor = os.open(target.parent, os.O_RDONLY)
+    except OSError:  # a folder that may be written but not read: nothing to synchronize through
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise OutputError(
+                f"{target} is written and complete, but the disk did not confirm its name ({error.strerror}); "
+                "check the disk and write it again"
+            ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _output_error(path: str | os.PathLike[str], error: OSError) -> OutputError:
+    fallback = f"{error.strerror or error}; choose another path"
+    return OutputError(f"can't write {_shown(path)}: {_REMEDIES.get(error.errno or 0, fallback)}")
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return text if text.isprintable() and text else repr(text)
