@@ -1,0 +1,52 @@
+# Every target sets up .venv by itself, and finds it ready the second time.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+# The first Python that runs and is new enough; name another with `make PYTHON=…`.
+PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
+	"$$python" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$python"; break; }; done)
+
+# `make setup TORCH=cpu` takes PyTorch without CUDA, a tenth of the download; by default pip decides.
+TORCH ?=
+INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
+
+MODEL ?= lenet-300-100
+RECIPE ?= quick
+
+.DEFAULT_GOAL := help
+.PHONY: help setup compress test check bench
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Create .venv with bayeszip and all it needs (TORCH=cpu: PyTorch without CUDA)
+
+compress: $(READY) ## Train, compress and evaluate LeNet-300-100 on MNIST, within minutes (MODEL=, RECIPE=)
+	$(BIN)/bayeszip compress $(MODEL) --data mnist --recipe $(RECIPE) -o $(MODEL).bayz
+	$(BIN)/bayeszip evaluate $(MODEL).bayz --data mnist
+
+test: $(READY) ## Run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(READY) ## Check style, types and the order of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+bench: $(READY) ## Measure the time and memory of a training step
+	$(BIN)/python benchmarks/step_time.py
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "bayeszip needs Python 3.11 or newer, and none was found; install one," \
+		"or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo "bayeszip needs Python 3.11 or newer; $(PYTHON) is not;" \
+		"name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing bayeszip into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(INDEX_$(TORCH)) \
+		--editable '.[dev]'
+	@touch $(READY)
