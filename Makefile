@@ -9,7 +9,7 @@ SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 	"$$python" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$python"; break; }; done)
 
-# `make setup TORCH=cpu` takes PyTorch without CUDA, a tenth of the download; by default pip decides.
+# `make setup TORCH=cpu` takes PyTorch without CUDA, a far smaller download; by default pip decides.
 TORCH ?=
 INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
 

@@ -43,8 +43,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | bytearray | mem
     temporary = _temporary_beside(target)
     try:
         _write_new(temporary, data)
-        if target.exists():
-            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+        mode = _mode(target)
+        if mode is not None:
+            os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
     except OSError as error:
         _remove(temporary)
@@ -70,20 +71,30 @@ def _checked_target(path: str | os.PathLike[str]) -> Path:
     """Where `path` leads, links followed, if a file may be put there."""
     try:
         target = Path(os.path.realpath(path))
-        if target.is_dir():
-            raise OutputError(f"can't write {_shown(path)}: it is a folder; name a file in it")
-        if target.exists():
-            if not target.is_file():  # a rename would replace a device such as /dev/null by a file
-                raise OutputError(f"can't write {_shown(path)}: it is not a regular file; choose another path")
-            if not os.access(target, os.W_OK):
-                raise OutputError(f"can't write {_shown(path)}: the file is write-protected; choose another path")
-        if not target.parent.is_dir():
+        mode = _mode(target)
+        if mode is None and not stat.S_ISDIR(_mode(target.parent) or 0):
             raise OutputError(f"can't write {_shown(path)}: there is no folder {target.parent}; create it first")
     except ValueError as error:  # a NUL character, for one
         raise OutputError(f"can't write {_shown(path)}: {error}; choose another path") from error
     except OSError as error:
         raise _output_error(path, error) from error
+    if mode is None:
+        return target
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"can't write {_shown(path)}: it is a folder; name a file in it")
+    if not stat.S_ISREG(mode):  # a rename would replace a device such as /dev/null by a file
+        raise OutputError(f"can't write {_shown(path)}: it is not a regular file; choose another path")
+    if not os.access(target, os.W_OK):
+        raise OutputError(f"can't write {_shown(path)}: the file is write-protected; choose another path")
     return target
+
+
+def _mode(path: Path) -> int | None:
+    """Kind and permissions of what stands at `path`; None if nothing does."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _temporary_beside(target: Path) -> Path:
