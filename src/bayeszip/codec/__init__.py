@@ -1,1 +1,17 @@
-"""."""
+"""CompressedModel ↔ bytes: exact integers, numpy and numba only, no torch."""
+
+from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, measure
+from bayeszip.codec.parts import Description, TensorDescription
+from bayeszip.codec.syntax import Limits
+
+__all__ = [
+    "CODERS",
+    "DEFAULT_CODER",
+    "Description",
+    "Limits",
+    "TensorDescription",
+    "decode",
+    "describe",
+    "encode",
+    "measure",
+]

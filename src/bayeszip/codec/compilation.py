@@ -1,0 +1,27 @@
+"""Compiles the inner loops with numba where it is installed; without it, the same source runs as plain Python.
+
+Loops compiled here use Python's integers only as far as 63 bits reach, so that both ways give the same bytes.
+`BAYESZIP_COMPILE=0` in the environment switches compilation off.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+__all__ = ["COMPILED", "compiled"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+try:
+    import numba
+except ImportError:  # pragma: no cover - numba is a dependency, but decoding does without
+    numba = None  # type: ignore[assignment]
+
+COMPILED = numba is not None and os.environ.get("BAYESZIP_COMPILE", "1") != "0"
+
+
+def compiled(function: Function) -> Function:
+    """`function`, compiled at its first call and cached on disk, or itself."""
+    if not COMPILED:
+        return function
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))

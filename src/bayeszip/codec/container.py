@@ -1,0 +1,176 @@
+"""A whole file: magic, version and coder, header, payload, checksum.
+
+"BAYZ" │ version and coder │ header │ payload │ CRC-32C of all before
+ 4 B         1 B              …         …         4 B, least significant first
+"""
+
+from typing import Protocol
+
+from bayeszip.codec.checksum import crc32c
+from bayeszip.codec.header import Outline, outline_of, read_outline, write_outline
+from bayeszip.codec.paper import PaperCoder
+from bayeszip.codec.parts import Description, Part, TensorDescription, bytes_by_part
+from bayeszip.codec.syntax import (
+    ChecksumMismatch,
+    Limits,
+    NotBayesZip,
+    NotCanonical,
+    Reader,
+    Truncated,
+    UnknownCoder,
+    UnsupportedVersion,
+)
+from bayeszip.errors import FormatError, ModelError
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+
+__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSION", "decode", "describe", "encode", "measure"]
+
+MAGIC = b"BAYZ"
+VERSION = 1
+_CHECKSUM_BYTES = 4
+_SHORTEST = len(MAGIC) + 1 + _CHECKSUM_BYTES
+
+
+class Coder(Protocol):
+    """Turns a model's tensors into bytes and back. `option` is what the file must say about the coder itself."""
+
+    @property
+    def option(self) -> int: ...
+
+    @classmethod
+    def of_option(cls, option: int) -> "Coder": ...
+
+    def write(self, model: CompressedModel, outline: Outline) -> bytes: ...
+
+    def read(
+        self, outline: Outline, data: bytes, start: int, end: int, parts: list[Part]
+    ) -> dict[str, QuantizedTensor | RawTensor]: ...
+
+
+#: a coder's name in Python → its number in the file and its class. Numbers are part of the format.
+CODERS: dict[str, tuple[int, type[Coder]]] = {"csr-huffman": (1, PaperCoder)}
+_NAMES = {number: name for name, (number, _) in CODERS.items()}
+DEFAULT_CODER = "csr-huffman"
+
+
+def encode(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | None) -> bytes:
+    """The model as a file. What was written is decoded and compared before it is returned.
+
+    Args:
+        coder: "csr-huffman", the paper's.
+        options: of the coder; for "csr-huffman": `offset_bits`, the width of a column offset.
+    """
+    blob = _write(model, _coder(coder, options), coder)
+    try:
+        decoded, _, _ = _read(blob, _limits_of(model))
+    except FormatError as error:
+        raise ModelError(f"the model doesn't survive coding: {error}") from error
+    if decoded != model or list(decoded.tensors) != list(model.tensors):
+        raise ModelError("the model doesn't survive coding: the file decodes to another one; please report this")
+    return blob
+
+
+def measure(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | None) -> int:
+    """The bytes that `encode` would return, without the proof that they decode: for showing sizes while training."""
+    return len(_write(model, _coder(coder, options), coder))
+
+
+def decode(blob: bytes, limits: Limits | None = None) -> CompressedModel:
+    """The model in a file; exactly the one that was encoded.
+
+    Raises:
+        FormatError: the file is damaged, malformed, not canonical, or declares more than `limits` allow.
+    """
+    return _decode(bytes(blob), limits or Limits())[0]
+
+
+def describe(blob: bytes, limits: Limits | None = None) -> Description:
+    """What a file holds and which part of it takes how many bytes; they add up to `len(blob)`."""
+    blob = bytes(blob)
+    model, outline, parts = _decode(blob, limits or Limits())
+    totals = bytes_by_part(parts)
+    name = _NAMES[blob[len(MAGIC)] & 0xF]
+    return Description(
+        bytes=len(blob),
+        version=blob[len(MAGIC)] >> 4,
+        coder=name,
+        options=_options(CODERS[name][1].of_option(outline.option)),
+        original_parameters=outline.original_parameters,
+        parts={part: count for (tensor, part), count in totals.items() if tensor is None},
+        tensors=tuple(
+            TensorDescription(
+                name=described.name,
+                shape=described.shape,
+                kind=described.dtype or "quantized",
+                size=described.size,
+                nonzero=model.tensors[described.name].nonzero,
+                symbols=outline.symbols(described),
+                parts={part: count for (tensor, part), count in totals.items() if tensor == described.name},
+            )
+            for described in outline.tensors
+        ),
+    )
+
+
+def _options(coder: Coder) -> dict[str, int]:
+    """The options with which `encode` writes this very file again."""
+    return {name: value for name, value in vars(coder).items() if value is not None}
+
+
+def _coder(name: str, options: dict[str, int | None]) -> Coder:
+    if name not in CODERS:
+        raise ModelError(f"there is no coder {name!r}; there are: {', '.join(CODERS)}")
+    try:
+        return CODERS[name][1](**options)
+    except TypeError as error:
+        raise ModelError(f"the coder {name!r} doesn't know one of the options {sorted(options)}") from error
+
+
+def _limits_of(model: CompressedModel) -> Limits:
+    """Just enough for this model: what the caller could hold as a model, he may have as a file."""
+    outline = outline_of(model)
+    return Limits(outline.elements, outline.memory)
+
+
+def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
+    outline = outline_of(model, coder.option)
+    body = MAGIC + bytes([VERSION << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def _decode(blob: bytes, limits: Limits) -> tuple[CompressedModel, Outline, list[Part]]:
+    model, outline, parts = _read(blob, limits)
+    name = _NAMES[blob[len(MAGIC)] & 0xF]
+    if _write(model, CODERS[name][1].of_option(outline.option), name) != blob:
+        raise NotCanonical("the weights are not coded in the prescribed way")
+    return model, outline, parts
+
+
+def _read(blob: bytes, limits: Limits) -> tuple[CompressedModel, Outline, list[Part]]:
+    coder_class = _checked_coder(blob)
+    end = len(blob) - _CHECKSUM_BYTES
+    source = Reader(blob, len(MAGIC) + 1, end)
+    outline = read_outline(source)
+    limits.check(outline.elements, outline.memory)
+    start = source.position
+    parts = [Part(None, "magic", 0, 8 * (len(MAGIC) + 1)), Part(None, "header", 8 * (len(MAGIC) + 1), 8 * start)]
+    tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)
+    parts.append(Part(None, "checksum", 8 * end, 8 * len(blob)))
+    return CompressedModel(tensors, outline.graph, outline.original_parameters), outline, parts
+
+
+def _checked_coder(blob: bytes) -> type[Coder]:
+    """The file's coder, if the file begins and ends as it must."""
+    if not blob.startswith(MAGIC[: len(blob)]) or not blob:
+        raise NotBayesZip("the file doesn't begin with 'BAYZ': it is not a .bayz file")
+    if len(blob) < _SHORTEST:
+        raise Truncated(f"the file has {len(blob)} bytes, fewer than any .bayz file")
+    end = len(blob) - _CHECKSUM_BYTES
+    version, number = divmod(blob[len(MAGIC)], 16)
+    if version != VERSION:
+        raise UnsupportedVersion(f"the file has format version {version}, this reader knows version {VERSION}")
+    if number not in _NAMES:
+        raise UnknownCoder(f"the file uses coder {number}, which doesn't exist in version {VERSION}")
+    if crc32c(blob[:end]) != int.from_bytes(blob[end:], "little"):
+        raise ChecksumMismatch("the checksum doesn't fit: the file is damaged or incomplete")
+    return CODERS[_NAMES[number]][1]

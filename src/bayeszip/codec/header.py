@@ -1,0 +1,714 @@
+"""The header: everything about a model but its weights, in as few bytes as it takes.
+
+    CompressedModel ──outline_of──► Outline ──fields_of──► Header ──HEADER.write──► bytes
+    CompressedModel ◄── payload ─── Outline ◄──outline── Header ◄──HEADER.read─── bytes
+
+`Outline` is what a model is; `Header` is how a file says so, with whatever can be derived left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bayeszip.codec.syntax import (
+    DuplicateName,
+    Field,
+    InvalidField,
+    InvalidGraph,
+    Many,
+    NotCanonical,
+    Number,
+    Octets,
+    Reader,
+    Real,
+    Record,
+    Signed,
+    Text,
+    Tuple,
+    shown,
+)
+from bayeszip.errors import FormatError, ModelError
+from bayeszip.operators import OPERATOR_OF_OPCODE, OPERATORS, Attribute, AttributeValue, Operator
+from bayeszip.tensors import MAX_SYMBOLS, RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor
+
+__all__ = ["Outline", "TensorOutline", "outline_of", "read_outline", "write_outline"]
+
+#: the order is part of the format: a dtype's number is its place here
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+)
+#: kinds of tensor below this number are raw dtypes, from it on codebooks
+FIRST_CODEBOOK = 16
+#: what follows the last dot in the names of a layer's tensors; None: the name is not of this form. Part of the format.
+MEMBERS: tuple[tuple[str | None, ...], ...] = (
+    ("weight", "bias"),
+    ("weight",),
+    ("bias",),
+    ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"),
+    ("weight", "bias", "running_mean", "running_var"),
+    (None,),
+)
+_LONGEST_FIRST = tuple(sorted(range(len(MEMBERS)), key=lambda code: -len(MEMBERS[code])))
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 2**48
+_MOST_ITEMS = 2**16
+_LONGEST_NAME = 1000
+_ALL_NAMES = 2**22
+
+HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION = 1, 2, 4, 8
+READS, OWNS = 1, 2
+_ATTRIBUTE_BITS = 2
+
+
+@dataclass(frozen=True)
+class TensorOutline:
+    """A tensor without its weights: `dtype` of a raw one, or `codebook` of a quantized one."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    codebook: int | None = None
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model without its weights. `option` is the coder's own number."""
+
+    tensors: tuple[TensorOutline, ...]
+    codebooks: tuple[bytes, ...]
+    graph: Graph | None
+    original_parameters: int
+    option: int = 0
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the decoded tensors take, codebooks included."""
+        return sum(tensor.size * self.itemsize(tensor) for tensor in self.tensors) + sum(map(len, self.codebooks))
+
+    def itemsize(self, tensor: TensorOutline) -> int:
+        if tensor.dtype is not None:
+            return RAW_DTYPES[tensor.dtype].itemsize
+        return 1 if self.symbols(tensor) <= 2**8 else 2
+
+    def symbols(self, tensor: TensorOutline) -> int:
+        """How many shared values a quantized tensor may take, 0.0 included."""
+        return len(self.codebooks[tensor.codebook]) // 4 if tensor.codebook is not None else 0
+
+
+def outline_of(model: CompressedModel, option: int = 0) -> Outline:
+    """A model's outline; equal codebooks become one."""
+    codebooks: dict[bytes, int] = {}
+    tensors = []
+    for name, tensor in model.tensors.items():
+        if isinstance(tensor, QuantizedTensor):
+            bits = tensor.codebook.astype("<f4").tobytes()
+            number = codebooks.setdefault(bits, len(codebooks))
+            tensors.append(TensorOutline(name, tensor.shape, codebook=number))
+        else:
+            tensors.append(TensorOutline(name, tensor.shape, dtype=tensor.dtype))
+    original = model.original_parameters
+    if original is None:
+        raise ModelError("a model without a count of original parameters can't be coded")
+    return Outline(tuple(tensors), tuple(codebooks), model.graph, original, option)
+
+
+# ── the header as it stands in the file ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Tensors that follow one another and share a prefix: "fc1" for "fc1.weight" and "fc1.bias".
+
+    `head` = 8·step + number in `MEMBERS`. A step adds to the last number in the layer's name before; step 0: the
+    name is that one's first `shared` bytes, then `text`. `rank` = 2·dimensions + 1 if a dimension is the chained one.
+    """
+
+    head: int
+    shared: int | None
+    text: bytes | None
+    rank: int
+    dimensions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """`head` = 4·(values but the first, which is 0.0) + number in `_VALUE_FORMATS`."""
+
+    head: int
+    values: bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node: `head` = 2·opcode + 1 if anything isn't as usual; then `mask` says what, and only that follows."""
+
+    head: int
+    mask: int | None
+    inputs: tuple[int, ...] | None
+    tensors: tuple[int, ...] | None
+    attributes: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True)
+class Header:
+    flags: int
+    option: int | None
+    original: int | None
+    layers: tuple[Layer, ...]
+    kinds: tuple[tuple[int, int], ...]
+    codebooks: tuple[Codebook, ...]
+    steps: tuple[Step, ...] | None
+    inputs: int | None
+    outputs: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """(kind, length) pairs until `total` tensors have a kind."""
+
+    total: int
+
+    _PAIR = Tuple((Number("kind of tensor"), Number("run of kinds")))
+
+    def write(self, out: bytearray, value: tuple[tuple[int, int], ...]) -> None:
+        for kind, length in value:
+            self._PAIR.write(out, (kind, length - 1))
+
+    def read(self, source: Reader) -> tuple[tuple[int, int], ...]:
+        runs, covered = [], 0
+        while covered < self.total:
+            kind, length = self._PAIR.read(source)
+            covered += length + 1
+            runs.append((kind, length + 1))
+        if covered > self.total:
+            raise InvalidField(f"{covered} tensors have a kind, but there are {self.total}")
+        return tuple(runs)
+
+
+def _dimensions(layer: Any) -> Field:
+    rank, chained = divmod(layer.rank, 2)
+    if chained and not rank:
+        raise InvalidField("a tensor without dimensions has none that is chained")
+    return Tuple((Number("dimension", _MOST_ELEMENTS),) * (rank - chained))
+
+
+def _members(head: int) -> tuple[str | None, ...]:
+    if head % 8 >= len(MEMBERS):
+        raise InvalidField(f"a layer has members of kind {head % 8}, which doesn't exist")
+    return MEMBERS[head % 8]
+
+
+LAYER = Record(
+    Layer,
+    {
+        "head": Number("layer"),
+        "shared": lambda layer: Number("shared part of a name") if layer.head < 8 else None,
+        "text": lambda layer: Text("name") if layer.head < 8 else None,
+        "rank": Number("number of dimensions", 2 * _MOST_DIMENSIONS + 1),
+        "dimensions": _dimensions,
+    },
+)
+
+_VALUE_FORMATS = ("float16", "bfloat16", "float32")
+
+
+def _values(book: Any) -> Field:
+    count, number = divmod(book.head, 4)
+    if number >= len(_VALUE_FORMATS):
+        raise InvalidField(f"a codebook is of format {number}, which doesn't exist")
+    return Octets("codebook", count * (4 if _VALUE_FORMATS[number] == "float32" else 2))
+
+
+CODEBOOK = Record(Codebook, {"head": Number("codebook", 4 * MAX_SYMBOLS - 1), "values": _values})
+
+
+def _operator(step: Any) -> Operator:
+    operator = OPERATOR_OF_OPCODE.get(step.head // 2)
+    if operator is None:
+        raise InvalidGraph(f"opcode {step.head // 2} is not in the closed list of operators")
+    return operator
+
+
+def _step_inputs(step: Any) -> Field | None:
+    if not step.mask or not step.mask & READS:
+        return None
+    count = _operator(step).inputs
+    distance = Number("distance to an input")
+    return Many("inputs", distance) if count < 0 else Tuple((distance,) * count)
+
+
+def _step_tensors(step: Any) -> Field | None:
+    if not step.mask or not step.mask & OWNS:
+        return None
+    return Tuple((Number("tensor of a node"),) * len(_operator(step).tensors))
+
+
+def _step_attributes(step: Any) -> Field | None:
+    attributes = _operator(step).attributes
+    mask = (step.mask or 0) >> _ATTRIBUTE_BITS
+    if mask >> len(attributes):
+        raise InvalidGraph(f"{_operator(step).name} has {len(attributes)} attributes, the mask {mask} names more")
+    return Tuple(tuple(_attribute_field(attribute) for i, attribute in enumerate(attributes) if mask >> i & 1))
+
+
+def _attribute_field(attribute: Attribute) -> Field:
+    if attribute.kind == "bool":  # only what differs from the default is written, and a bool differs in one way
+        return Tuple(())
+    if attribute.kind == "int":
+        return Signed(attribute.name)
+    if attribute.kind == "ints":
+        return Many(attribute.name, Signed(attribute.name))
+    if attribute.kind == "choice":
+        return Number(attribute.name, len(attribute.choices) - 1)
+    return Real(attribute.name)
+
+
+STEP = Record(
+    Step,
+    {
+        "head": Number("node"),
+        "mask": lambda step: Number("mask of a node") if step.head % 2 else None,
+        "inputs": _step_inputs,
+        "tensors": _step_tensors,
+        "attributes": _step_attributes,
+    },
+)
+
+HEADER = Record(
+    Header,
+    {
+        "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION),
+        "option": lambda header: Number("option of the coder") if header.flags & HAS_OPTION else None,
+        "original": lambda header: Number("original parameters") if header.flags & HAS_ORIGINAL else None,
+        "layers": Many("layers", LAYER, _MOST_ITEMS),
+        "kinds": lambda header: _Runs(sum(len(_members(layer.head)) for layer in header.layers)),
+        "codebooks": lambda header: Tuple((CODEBOOK,) * _codebook_count(header.kinds)),
+        "steps": lambda header: Many("nodes", STEP, _MOST_ITEMS) if header.flags & HAS_GRAPH else None,
+        "inputs": lambda header: Number("inputs of the graph", _MOST_ITEMS) if header.flags & HAS_ENDS else None,
+        "outputs": lambda header: Many("outputs", Number("output")) if header.flags & HAS_ENDS else None,
+    },
+)
+
+
+def _codebook_count(kinds: tuple[tuple[int, int], ...]) -> int:
+    """Codebooks are numbered by first use, so each is at most one above all before it."""
+    count = 0
+    for kind, _ in kinds:
+        if kind - FIRST_CODEBOOK > count or len(DTYPES) <= kind < FIRST_CODEBOOK:
+            raise InvalidField(f"a tensor is of kind {kind}, which doesn't exist")
+        count = max(count, kind - FIRST_CODEBOOK + 1)
+    return count
+
+
+# ── to the file ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_outline(outline: Outline) -> bytes:
+    """The header's bytes. An outline that the format can't hold is refused with a ModelError."""
+    out = bytearray()
+    try:
+        HEADER.write(out, _fields_of(outline))
+    except FormatError as error:
+        raise ModelError(f"the model can't be stored: {error}") from error
+    return bytes(out)
+
+
+def _fields_of(outline: Outline) -> Header:
+    graph = outline.graph
+    ends = graph is not None and (graph.inputs != 1 or graph.outputs != (len(graph.nodes),))
+    original = outline.original_parameters if outline.original_parameters != outline.elements else None
+    flags = (
+        HAS_GRAPH * (graph is not None)
+        | HAS_ORIGINAL * (original is not None)
+        | HAS_ENDS * ends
+        | HAS_OPTION * (outline.option != 0)
+    )
+    return Header(
+        flags=flags,
+        option=outline.option or None,
+        original=original,
+        layers=tuple(_layers_of(outline.tensors)),
+        kinds=tuple(_kinds_of(outline.tensors)),
+        codebooks=tuple(map(_codebook_of, outline.codebooks)),
+        steps=None if graph is None else tuple(_steps_of(graph, [tensor.name for tensor in outline.tensors])),
+        inputs=graph.inputs if ends and graph is not None else None,
+        outputs=graph.outputs if ends and graph is not None else None,
+    )
+
+
+def _layers_of(tensors: tuple[TensorOutline, ...]) -> Iterator[Layer]:
+    position, previous, chain = 0, "", None
+    while position < len(tensors):
+        code, prefix = _match(tensors, position)
+        shape = tensors[position].shape
+        step = _step_between(previous, prefix)
+        shared, text = _shared(previous, prefix) if step is None else (None, None)
+        chained = _chained_dimension(shape)
+        is_chained = chained is not None and shape[chained] == chain
+        yield Layer(
+            head=8 * (step or 0) + code,
+            shared=shared,
+            text=text,
+            rank=2 * len(shape) + is_chained,
+            dimensions=tuple(size for axis, size in enumerate(shape) if not (is_chained and axis == chained)),
+        )
+        position += len(MEMBERS[code])
+        previous = prefix
+        chain = shape[0] if len(shape) > 1 else chain
+
+
+def _match(tensors: tuple[TensorOutline, ...], start: int) -> tuple[int, str]:
+    """The largest kind of layer whose members are the tensors from `start` on, and their prefix."""
+    first = tensors[start]
+    prefix, dot, last = first.name.rpartition(".")
+    for code in _LONGEST_FIRST:
+        roles = MEMBERS[code]
+        if roles[0] != last or (dot and not prefix):
+            continue
+        given = tensors[start : start + len(roles)]
+        expected = [(_joined(prefix, role), _member_shape(first.shape, role, roles)) for role in roles]
+        if [(tensor.name, tensor.shape) for tensor in given] == expected:
+            return code, prefix
+    return MEMBERS.index((None,)), first.name
+
+
+def _joined(prefix: str, role: str | None) -> str:
+    if role is None:
+        return prefix
+    return f"{prefix}.{role}" if prefix else role
+
+
+def _member_shape(first: tuple[int, ...], role: str | None, roles: tuple[str | None, ...]) -> tuple[int, ...]:
+    """The shape of a layer's member, from that of its first: one number for each of its units."""
+    if role == "num_batches_tracked":
+        return ()
+    return first if role == roles[0] else first[:1]
+
+
+def _chained_dimension(shape: tuple[int, ...]) -> int | None:
+    """Which dimension is as long as the layer before has units, as a rule."""
+    return min(1, len(shape) - 1) if shape else None
+
+
+def _step_between(before: str, name: str) -> int | None:
+    """What must be added to the last number in `before` to get `name`, if that is all there is to it."""
+    start, end = _last_number(before)
+    if start == end:
+        return None
+    head, tail = before[:start], before[end:]
+    middle = name[len(head) : len(name) - len(tail)] if len(name) >= len(head) + len(tail) else ""
+    if name != head + middle + tail or not middle.isascii() or not middle.isdigit() or len(middle) > 18:
+        return None
+    step = int(middle) - int(before[start:end])
+    return step if step > 0 and _stepped(before, step) == name else None
+
+
+def _stepped(before: str, step: int) -> str:
+    start, end = _last_number(before)
+    if start == end:
+        raise InvalidField(f"a name counts on from {shown(before)}, which has no number")
+    return f"{before[:start]}{int(before[start:end]) + step}{before[end:]}"
+
+
+def _last_number(name: str) -> tuple[int, int]:
+    """Where the last run of ASCII digits is (its last 18 digits, should it be longer)."""
+    end = len(name)
+    while end and not "0" <= name[end - 1] <= "9":
+        end -= 1
+    start = end
+    while start and "0" <= name[start - 1] <= "9" and end - start < 18:
+        start -= 1
+    return start, end
+
+
+def _shared(before: str, name: str) -> tuple[int, bytes]:
+    """How many bytes two names share at the front, and the rest of the second."""
+    old, new = _utf8(before), _utf8(name)
+    shared = 0
+    while shared < min(len(old), len(new)) and old[shared] == new[shared]:
+        shared += 1
+    return shared, new[shared:]
+
+
+def _utf8(name: str) -> bytes:
+    try:
+        encoded = name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ModelError(f"the tensor name {shown(name)} is not valid Unicode") from error
+    if len(encoded) > _LONGEST_NAME:
+        raise InvalidField(
+            f"the tensor name {shown(name)} has {len(encoded)} bytes, at most {_LONGEST_NAME} are allowed"
+        )
+    return encoded
+
+
+def _kinds_of(tensors: tuple[TensorOutline, ...]) -> Iterator[tuple[int, int]]:
+    kind, length = -1, 0
+    for tensor in tensors:
+        this = FIRST_CODEBOOK + (tensor.codebook or 0) if tensor.dtype is None else DTYPES.index(tensor.dtype)
+        if this != kind and length:
+            yield kind, length
+            length = 0
+        kind, length = this, length + 1
+    if length:
+        yield kind, length
+
+
+def _codebook_of(bits: bytes) -> Codebook:
+    """A codebook in the narrowest format that holds every value exactly."""
+    values = np.frombuffer(bits, dtype="<f4")[1:]
+    with np.errstate(over="ignore"):
+        halves = values.astype("<f2")
+    if halves.astype("<f4").tobytes() == values.tobytes():
+        number, stored = 0, halves.tobytes()
+    elif not (values.view("<u4") & 0xFFFF).any():
+        number, stored = 1, (values.view("<u4") >> 16).astype("<u2").tobytes()
+    else:
+        number, stored = 2, values.tobytes()
+    return Codebook(4 * values.size + number, stored)
+
+
+def _steps_of(graph: Graph, names: list[str]) -> Iterator[Step]:
+    places = {name: place for place, name in enumerate(names)}
+    owners, cursor = _Owners(names), 0
+    for position, node in enumerate(graph.nodes):
+        operator = OPERATORS[node.op]
+        newest = graph.inputs + position - 1
+        usual = owners.usual(operator, cursor)
+        tensors = tuple(0 if name is None else places[name] + 1 for name in node.tensors)
+        cursor = max(cursor, *tensors) if tensors else cursor
+        inputs = tuple(newest - value for value in node.inputs)
+        _check_input_count(operator, len(inputs))
+        values = {attribute.name: _checked(operator, attribute, node) for attribute in operator.attributes}
+        changed = [attribute for attribute in operator.attributes if values[attribute.name] != attribute.default]
+        mask = READS * (inputs != _usual_inputs(operator)) | OWNS * (tensors != usual)
+        for attribute in changed:
+            mask |= 1 << _ATTRIBUTE_BITS + operator.attributes.index(attribute)
+        yield Step(
+            head=2 * operator.opcode + (mask != 0),
+            mask=mask or None,
+            inputs=inputs,
+            tensors=tensors,
+            attributes=tuple(_stored(attribute, values[attribute.name]) for attribute in changed),
+        )
+
+
+def _usual_inputs(operator: Operator) -> tuple[int, ...]:
+    """The newest values, as distances from the newest."""
+    return tuple(range(abs(operator.inputs)))[::-1]
+
+
+class _Owners:
+    """Which tensors a node owns as a rule: the layer of the first tensor, from a cursor on, with one of its roles."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.places = {name: place for place, name in enumerate(names)}
+        self.following: dict[str, list[int]] = {}
+
+    def usual(self, operator: Operator, cursor: int) -> tuple[int, ...]:
+        """Tensors as numbers from 1; 0: none."""
+        if not operator.tensors:
+            return ()
+        if operator.name not in self.following:
+            self.following[operator.name] = self._following(operator)
+        place = self.following[operator.name][cursor]
+        if place == len(self.names):
+            return (0,) * len(operator.tensors)
+        prefix = self.names[place].rpartition(".")[0]
+        return tuple(self.places.get(_joined(prefix, role), -1) + 1 for role in operator.tensors)
+
+    def _following(self, operator: Operator) -> list[int]:
+        """For every cursor the next place of a tensor with one of the operator's roles, found once for all nodes."""
+        following = [len(self.names)] * (len(self.names) + 1)
+        for place in range(len(self.names) - 1, -1, -1):
+            fits = self.names[place].rpartition(".")[2] in operator.tensors
+            following[place] = place if fits else following[place + 1]
+        return following
+
+
+def _check_input_count(operator: Operator, count: int) -> None:
+    if count != operator.inputs and not (operator.inputs < 0 and count > 0):
+        raise InvalidGraph(f"{operator.name} reads {count} values, must read {operator.inputs}")
+
+
+def _checked(operator: Operator, attribute: Attribute, node: Node) -> AttributeValue:
+    """An attribute's value, if it is of the attribute's kind."""
+    value = node.attributes[attribute.name]
+    kinds: dict[str, Any] = {"int": int, "bool": bool, "float": (int, float), "choice": str, "ints": (tuple, list)}
+    fits = isinstance(value, kinds[attribute.kind]) and (attribute.kind == "bool" or not isinstance(value, bool))
+    if fits and isinstance(value, (tuple, list)):
+        fits = all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+        value = tuple(value)
+    if fits and attribute.kind == "choice":
+        fits = value in attribute.choices
+    if not fits:
+        raise ModelError(f"{operator.name}'s {attribute.name} can't be {shown(value)}: {attribute.kind} expected")
+    return value
+
+
+def _stored(attribute: Attribute, value: AttributeValue) -> Any:
+    """An attribute's value as its field holds it."""
+    if attribute.kind == "bool":
+        return ()
+    return attribute.choices.index(str(value)) if attribute.kind == "choice" else value
+
+
+# ── from the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_outline(source: Reader) -> Outline:
+    """Reads a header and checks that it is the one that `write_outline` writes."""
+    start = source.position
+    header = HEADER.read(source)
+    tensors = tuple(_tensors(header))
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise DuplicateName("two tensors have the same name")
+    outline = Outline(
+        tensors=tensors,
+        codebooks=tuple(map(_bits, header.codebooks)),
+        graph=_graph(header, tensors),
+        original_parameters=0,
+        option=header.option or 0,
+    )
+    elements = outline.elements
+    if elements > _MOST_ELEMENTS:
+        raise InvalidField(f"the tensors have {elements} elements, more than any file may hold")
+    original = elements if header.original is None else header.original
+    outline = Outline(outline.tensors, outline.codebooks, outline.graph, original, outline.option)
+    try:
+        canonical = write_outline(outline)
+    except ModelError as error:
+        raise InvalidField(str(error)) from error
+    if canonical != source.data[start : source.position]:
+        raise NotCanonical("the header is not written in the shortest way")
+    return outline
+
+
+def _tensors(header: Header) -> Iterator[TensorOutline]:
+    kinds = (kind for kind, length in header.kinds for _ in range(length))
+    previous, chain, letters = "", None, 0
+    for layer in header.layers:
+        prefix = _name(layer, previous)
+        letters += len(prefix)
+        if letters > _ALL_NAMES:
+            raise InvalidField(f"the names of all layers have more than {_ALL_NAMES} letters")
+        shape = _shape(layer, chain)
+        roles = _members(layer.head)
+        for role in roles:
+            kind = next(kinds)
+            yield TensorOutline(
+                name=_joined(prefix, role),
+                shape=_member_shape(shape, role, roles),
+                dtype=DTYPES[kind] if kind < len(DTYPES) else None,
+                codebook=kind - FIRST_CODEBOOK if kind >= FIRST_CODEBOOK else None,
+            )
+        previous = prefix
+        chain = shape[0] if len(shape) > 1 else chain
+
+
+def _name(layer: Layer, previous: str) -> str:
+    if layer.shared is None or layer.text is None:
+        return _stepped(previous, layer.head // 8)
+    front = _utf8(previous)
+    if layer.shared > len(front):
+        raise InvalidField(f"a name shares {layer.shared} bytes with one of {len(front)}")
+    if layer.shared + len(layer.text) > _LONGEST_NAME:
+        raise InvalidField(f"a name has {layer.shared + len(layer.text)} bytes, at most {_LONGEST_NAME} are allowed")
+    try:
+        return (front[: layer.shared] + layer.text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidField("a tensor's name is not UTF-8") from error
+
+
+def _shape(layer: Layer, chain: int | None) -> tuple[int, ...]:
+    if layer.rank % 2 == 0:
+        shape = layer.dimensions
+    elif chain is None:
+        raise InvalidField("a dimension is chained to a layer before, but there is none")
+    else:
+        place = min(1, len(layer.dimensions))
+        shape = (*layer.dimensions[:place], chain, *layer.dimensions[place:])
+    elements = 1
+    for dimension in shape:
+        elements *= max(dimension, 1)
+    if elements > _MOST_ELEMENTS:
+        raise InvalidField(f"a tensor of shape {shown(shape)} is larger than any file may hold")
+    return shape
+
+
+def _bits(book: Codebook) -> bytes:
+    """A codebook's values as the bits of float32."""
+    form = _VALUE_FORMATS[book.head % 4]
+    if form == "float16":
+        values = np.frombuffer(book.values, dtype="<f2").astype("<f4")
+    elif form == "bfloat16":
+        values = (np.frombuffer(book.values, dtype="<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = np.frombuffer(book.values, dtype="<f4")
+    if not np.isfinite(values).all():
+        raise InvalidField("a codebook holds a value that is not finite")
+    return bytes(4) + values.tobytes()
+
+
+def _graph(header: Header, tensors: tuple[TensorOutline, ...]) -> Graph | None:
+    if header.steps is None:
+        if header.flags & HAS_ENDS:
+            raise InvalidGraph("the file has inputs and outputs but no graph")
+        return None
+    inputs = 1 if header.inputs is None else header.inputs
+    outputs = (len(header.steps),) if header.outputs is None else header.outputs
+    try:
+        return Graph(inputs, tuple(_nodes(header.steps, inputs, [tensor.name for tensor in tensors])), outputs)
+    except ModelError as error:
+        raise InvalidGraph(str(error)) from error
+
+
+def _nodes(steps: tuple[Step, ...], inputs: int, names: list[str]) -> Iterator[Node]:
+    owners, cursor = _Owners(names), 0
+    for position, step in enumerate(steps):
+        operator = _operator(step)
+        tensors = owners.usual(operator, cursor) if step.tensors is None else step.tensors
+        cursor = max(cursor, *tensors) if tensors else cursor
+        if cursor > len(names):
+            raise InvalidGraph(f"node {position} reads tensor {cursor}, but there are {len(names)}")
+        distances = _usual_inputs(operator) if step.inputs is None else step.inputs
+        _check_input_count(operator, len(distances))
+        yield Node(
+            operator.name,
+            tuple(inputs + position - 1 - distance for distance in distances),
+            tuple(names[number - 1] if number else None for number in tensors),
+            dict(_attributes(operator, step)),
+        )
+
+
+def _attributes(operator: Operator, step: Step) -> Iterator[tuple[str, AttributeValue]]:
+    mask = (step.mask or 0) >> _ATTRIBUTE_BITS
+    changed = [attribute for i, attribute in enumerate(operator.attributes) if mask >> i & 1]
+    for attribute, value in zip(changed, step.attributes or (), strict=True):
+        if attribute.kind == "bool":
+            yield attribute.name, not attribute.default
+        else:
+            yield attribute.name, attribute.choices[value] if attribute.kind == "choice" else value

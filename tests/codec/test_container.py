@@ -1,0 +1,136 @@
+"""Whole files: there and back, and nothing but what was written."""
+
+import numpy as np
+import pytest
+from codec_models import compressed_models, lenet
+from hypothesis import given, settings
+
+from bayeszip.codec import CODERS, Limits, decode, describe, encode, measure
+from bayeszip.codec.checksum import crc32c
+from bayeszip.codec.syntax import (
+    ChecksumMismatch,
+    LimitExceeded,
+    NotBayesZip,
+    TrailingBytes,
+    Truncated,
+    UnknownCoder,
+    UnsupportedVersion,
+)
+from bayeszip.errors import FormatError, ModelError
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+
+ALL_CODERS = pytest.mark.parametrize("coder", CODERS)
+
+
+def repaired(body: bytes) -> bytes:
+    """A file whose checksum fits again."""
+    return body + crc32c(body).to_bytes(4, "little")
+
+
+def test_checksum_is_crc32c():
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+@ALL_CODERS
+@settings(deadline=None)
+@given(model=compressed_models())
+def test_any_model_comes_back(coder, model):
+    blob = encode(model, coder=coder)
+    decoded = decode(blob)
+    assert decoded == model
+    assert list(decoded.tensors) == list(model.tensors)
+    assert encode(decoded, coder=coder) == blob
+    assert measure(model, coder=coder) == len(blob)
+
+
+@ALL_CODERS
+@settings(deadline=None, max_examples=50)
+@given(model=compressed_models())
+def test_parts_add_up(coder, model):
+    blob = encode(model, coder=coder)
+    description = describe(blob)
+    whole = sum(description.parts.values()) + sum(tensor.bytes for tensor in description.tensors)
+    assert whole == description.bytes == len(blob)
+    assert [tensor.nonzero for tensor in description.tensors] == [t.nonzero for t in model.tensors.values()]
+
+
+@pytest.mark.parametrize("offset_bits", [5, 8])
+def test_the_papers_widths_can_be_asked_for(offset_bits):
+    blob = encode(lenet(), coder="csr-huffman", offset_bits=offset_bits)
+    assert describe(blob).options == {"offset_bits": offset_bits}
+    assert decode(blob) == lenet()
+    assert len(blob) >= len(encode(lenet(), coder="csr-huffman"))
+
+
+@ALL_CODERS
+def test_every_prefix_and_every_flipped_bit_is_refused(coder):
+    blob = encode(lenet(density=0.0005), coder=coder)
+    for length in range(len(blob)):
+        with pytest.raises(FormatError):
+            decode(blob[:length])
+    for bit in range(8 * len(blob)):
+        damaged = bytearray(blob)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FormatError):
+            decode(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda blob: b"", NotBayesZip),
+        (lambda blob: b"PK\x03\x04" + blob, NotBayesZip),
+        (lambda blob: blob[:8], Truncated),
+        (lambda blob: blob[:4] + b"\x2f" + blob[5:], UnsupportedVersion),
+        (lambda blob: blob[:4] + b"\x1f" + blob[5:], UnknownCoder),
+        (lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), ChecksumMismatch),
+        (lambda blob: repaired(blob[:-4] + b"\x00"), TrailingBytes),
+    ],
+)
+def test_damaged_files_have_named_errors(damage, error):
+    with pytest.raises(error):
+        decode(damage(encode(lenet(), coder="csr-huffman")))
+
+
+@ALL_CODERS
+def test_limits_hold_before_anything_is_allocated(coder):
+    blob = encode(lenet(), coder=coder)
+    with pytest.raises(LimitExceeded, match="266610 weights"):
+        decode(blob, Limits(elements=266_609))
+    with pytest.raises(LimitExceeded, match="bytes"):
+        decode(blob, Limits(memory=266_610))
+    decode(blob, Limits(elements=266_610, memory=266_610 + 17 * 4))
+
+
+@ALL_CODERS
+def test_a_tiny_file_that_claims_everything_is_refused(coder):
+    header = bytes.fromhex("00 01 05 00 01 61 02 80a094a58d1d 10 00 00")
+    with pytest.raises(LimitExceeded, match=r"10{12} weights"):
+        decode(repaired(b"BAYZ" + bytes([0x10 | CODERS[coder][0]]) + header))
+
+
+@ALL_CODERS
+def test_bools_are_bools(coder):
+    good = CompressedModel({"mask": RawTensor(np.array([True, False]), "bool")})
+    assert decode(encode(good, coder=coder)) == good
+    odd = CompressedModel({"mask": RawTensor(np.array([2, 0], dtype=np.uint8).view(bool), "bool")})
+    with pytest.raises(ModelError):
+        encode(odd, coder=coder)
+
+
+def test_unknown_coders_and_options_are_refused():
+    with pytest.raises(ModelError, match="csr-huffman"):
+        encode(lenet(), coder="zip")
+    with pytest.raises(ModelError, match="offset_bits"):
+        encode(lenet(), coder="csr-huffman", offset_bits=0)
+    with pytest.raises(ModelError, match="colour"):
+        encode(lenet(), coder="csr-huffman", colour=1)
+
+
+@ALL_CODERS
+def test_large_alphabets(coder):
+    symbols = np.random.default_rng(0).integers(0, 2**16, size=(40, 50))
+    codebook = np.arange(2**16, dtype=np.float32)
+    model = CompressedModel({"w": QuantizedTensor(symbols, codebook)})
+    assert decode(encode(model, coder=coder)) == model
