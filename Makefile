@@ -23,6 +23,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv with bayeszip and all it needs (TORCH=cpu: PyTorch without CUDA)
+	@echo "$(VENV) is ready; . $(BIN)/activate uses it in this shell"
 
 compress: $(READY) ## Train, compress and evaluate LeNet-300-100 on MNIST, within minutes (MODEL=, RECIPE=)
 	$(BIN)/bayeszip compress $(MODEL) --data mnist --recipe $(RECIPE) -o $(MODEL).bayz

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "files"},
+    {"operators", "files", "settings"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize"},
@@ -42,6 +42,7 @@ OUTSIDE = {
     "errors": set(),
     "files": set(),
     "operators": set(),
+    "settings": set(),
     "tensors": {"numpy"},
     "codec": {"numpy", "numba"},
     "models": {"torch"},
