@@ -78,7 +78,7 @@ class QuantizedTensor:
 
     def dequantize(self) -> np.ndarray:
         """The float32 weights."""
-        return self.codebook[self.symbols]
+        return np.asarray(self.codebook[self.symbols])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QuantizedTensor):
@@ -117,9 +117,7 @@ class RawTensor:
         if not isinstance(other, RawTensor):
             return NotImplemented
         return (
-            self.dtype == other.dtype
-            and self.shape == other.shape
-            and self.values.tobytes() == other.values.tobytes()
+            self.dtype == other.dtype and self.shape == other.shape and self.values.tobytes() == other.values.tobytes()
         )
 
 

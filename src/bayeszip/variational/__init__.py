@@ -1,1 +1,18 @@
-"""."""
+"""q(w), p(w), and the layers that hold them."""
+
+from bayeszip.variational.convert import Conversion, to_stock, to_variational
+from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
+from bayeszip.variational.mixture import MixturePrior
+from bayeszip.variational.objective import Regularizer, regularizer
+
+__all__ = [
+    "Conversion",
+    "MixturePrior",
+    "Regularizer",
+    "VariationalLayer",
+    "VariationalWeight",
+    "regularizer",
+    "to_stock",
+    "to_variational",
+    "variational_weights",
+]

@@ -1,0 +1,80 @@
+"""The closing step: train the shared values themselves, with every weight's assignment fixed.
+
+A weight is w_i = v[s_i], so the gradient of value k is Σ_{i: s_i=k} ∂L/∂w_i. Only weights that are not zero take part;
+they are kept sorted by symbol, so that this sum runs over consecutive stretches: adding into a few bins instead is slow
+on a GPU.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayeszip.tensors import QuantizedTensor
+
+__all__ = ["SharedValues"]
+
+
+class SharedValues(nn.Module):
+    """A network whose quantized weights are read from one trainable vector of shared values.
+
+    Args:
+        network: plain; its other parameters stay trainable.
+        tensors: the quantized weights by state-dict name, all with the same codebook.
+    """
+
+    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor]) -> None:
+        super().__init__()
+        # Not registered: the quantized weights are no parameters any more.
+        self._network = [network]
+        codebook = next(iter(tensors.values())).codebook
+        device = next(network.parameters()).device
+        self.values = nn.Parameter(torch.tensor(codebook[1:], device=device))
+        self.others = nn.ParameterList(p for name, p in network.named_parameters() if name not in tensors)
+        self._places = {name: _Places.of(tensor, device) for name, tensor in tensors.items()}
+
+    def forward(self, *inputs: Any) -> Any:
+        weights = {name: _Spread.apply(self.values, places) for name, places in self._places.items()}
+        return functional_call(self._network[0], weights, inputs)
+
+    def train(self, mode: bool = True) -> "SharedValues":
+        self._network[0].train(mode)
+        return super().train(mode)
+
+    def codebook(self) -> np.ndarray:
+        """The values as they are now, 0.0 in front."""
+        return np.concatenate([[np.float32(0)], self.values.detach().cpu().numpy()])
+
+
+class _Places:
+    """Where the non-zero weights of a tensor are: flat positions sorted by symbol, and how many have each symbol."""
+
+    def __init__(self, shape: tuple[int, ...], positions: Tensor, lengths: Tensor) -> None:
+        self.shape, self.positions, self.lengths = shape, positions, lengths
+
+    @classmethod
+    def of(cls, tensor: QuantizedTensor, device: torch.device) -> "_Places":
+        flat = tensor.symbols.ravel().astype(np.int64)
+        order = np.argsort(flat, kind="stable")
+        lengths = np.bincount(flat, minlength=len(tensor.codebook))
+        positions = torch.from_numpy(order[lengths[0] :]).to(device)
+        return cls(tensor.shape, positions, torch.from_numpy(lengths[1:]).to(device))
+
+
+class _Spread(torch.autograd.Function):
+    """v → w: shared values to their places."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: _Places) -> Tensor:
+        ctx.places = places
+        weights = values.new_zeros(int(np.prod(places.shape, dtype=np.int64)))
+        spread = values.repeat_interleave(places.lengths, output_size=places.positions.numel())
+        return weights.index_copy_(0, places.positions, spread).view(places.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
+        gathered = outputs[0].reshape(-1).index_select(0, ctx.places.positions)
+        return torch.segment_reduce(gathered, "sum", lengths=ctx.places.lengths, unsafe=True, initial=0.0), None

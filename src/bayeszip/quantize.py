@@ -1,0 +1,181 @@
+"""Posterior → symbols and shared values. The only step that loses information.
+
+Two ways, as in app. B of the paper:
+
+- with a mixture: each θ takes the mean of its most responsible component;
+- without (variational dropout alone): weights whose dropout rate σ²/(θ²+σ²) reaches a threshold become 0, and a
+  mixture fitted to the fixed rest gives the shared values.
+
+Components that coincide, or that no weight chose, disappear from the codebook.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayeszip.errors import ModelError, RecipeError
+from bayeszip.posterior import GaussianTensor, Mixture, Posterior
+from bayeszip.settings import at_least, between, check, choice, setting
+from bayeszip.tensors import QuantizedTensor
+
+__all__ = ["Quantization", "fit_mixture", "quantize", "round_codebook"]
+
+_CHUNK = 2**20
+#: Values beyond this many are thinned to as many quantiles before a mixture is fitted to them.
+_FIT_POINTS = 2**15
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How weights become symbols."""
+
+    assignment: str = setting(
+        "mixture",
+        "mixture: by the trained prior; fit: prune, then fit a mixture to what is left",
+        choice("mixture", "fit"),
+    )
+    prune_rate: float = setting(
+        1.0, "weights whose dropout rate σ²/(θ²+σ²) is at least this become 0 (1: none do)", between(0.5, 1)
+    )
+    components: int = setting(64, "shared values that assignment=fit looks for", between(1, 2**16 - 1))
+    merge_within: float = setting(
+        0.0, "components merge that lie within this many standard deviations of each other", at_least(0)
+    )
+    codebook_bits: int = setting(32, "precision of the shared values: 32, or 16 (IEEE half)", between(16, 32))
+
+    def __post_init__(self) -> None:
+        check(self, "quantization")
+        if self.codebook_bits not in (16, 32):
+            raise RecipeError(f"quantization.codebook_bits must be 16 or 32, not {self.codebook_bits}")
+
+
+def quantize(posterior: Posterior, settings: Quantization) -> dict[str, QuantizedTensor]:
+    """Symbols for every weight of the posterior, with one codebook for all."""
+    if settings.assignment == "mixture":
+        if posterior.mixture is None:
+            raise ModelError("assignment=mixture needs a network trained with a mixture prior; use assignment=fit")
+        mixture, first = posterior.mixture, 0
+    else:
+        mixture, first = fit_mixture(_survivors(posterior, settings.prune_rate), settings.components), 1
+    group, values = _merge(mixture, settings.merge_within, pinned=first == 0)
+    symbols = {
+        name: _assign(weight, mixture, settings.prune_rate, group, first) for name, weight in posterior.weights.items()
+    }
+    if first:
+        values = np.concatenate([[0.0], values])
+    return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+
+
+def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:
+    """The values as they will be stored, in float32; half precision saturates rather than overflows."""
+    if bits == 16:
+        largest = np.finfo(np.float16).max
+        values = np.clip(values, -largest, largest).astype(np.float16)
+    return values.astype(np.float32)
+
+
+def fit_mixture(values: np.ndarray, components: int, iterations: int = 60) -> Mixture:
+    """A mixture of `components` Gaussians fitted to fixed values by expectation-maximization.
+
+    Works on values scaled to unit variance, so that the floor under the variances is relative to their spread. Fewer
+    distinct values than components give one component each.
+    """
+    values = np.sort(values.astype(np.float64).ravel())
+    distinct = np.unique(values)
+    if distinct.size <= components:
+        means = distinct if distinct.size else np.zeros(1)
+        return _as_mixture(means, np.full(means.size, 1e-12), np.ones(means.size))
+    if values.size > _FIT_POINTS:
+        values = values[(np.arange(_FIT_POINTS) * (values.size / _FIT_POINTS)).astype(np.int64)]
+    center, scale = values.mean(), values.std() or 1.0
+    points = (values - center) / scale
+    means = points[((np.arange(components) + 0.5) * (points.size / components)).astype(np.int64)]
+    variances = np.full(components, (points[-1] - points[0]) ** 2 / components**2)
+    proportions = np.full(components, 1 / components)
+    for _ in range(iterations):
+        means, variances, proportions = _expectation_maximization(points, means, variances, proportions)
+    return _as_mixture(means * scale + center, variances * scale**2, proportions)
+
+
+def _expectation_maximization(
+    points: np.ndarray, means: np.ndarray, variances: np.ndarray, proportions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    joint = _as_mixture(means, variances, proportions).log_joint(points)
+    joint -= joint.max(axis=1, keepdims=True)
+    responsibility = np.exp(joint)
+    responsibility /= responsibility.sum(axis=1, keepdims=True)
+    mass = responsibility.sum(axis=0) + 1e-12
+    new_means = (responsibility.T @ points) / mass
+    deviations = (responsibility.T @ points**2) / mass - new_means**2
+    # The floor keeps a component from collapsing onto a single value.
+    return new_means, np.maximum(deviations, 1e-8), mass / mass.sum()
+
+
+def _as_mixture(means: np.ndarray, variances: np.ndarray, proportions: np.ndarray) -> Mixture:
+    order = np.argsort(means, kind="stable")
+    return Mixture(means[order], -np.log(variances[order]), np.log(proportions[order]))
+
+
+def _survivors(posterior: Posterior, prune_rate: float) -> np.ndarray:
+    kept = [weight.theta[~_pruned(weight, prune_rate)].ravel() for weight in posterior.weights.values()]
+    return np.concatenate(kept) if kept else np.zeros(0, np.float32)
+
+
+def _pruned(weight: GaussianTensor, prune_rate: float) -> np.ndarray:
+    """Where σ²/(θ²+σ²) ≥ the rate; exact zeros are always pruned."""
+    if prune_rate >= 1:
+        return weight.theta == 0
+    sigma2 = np.exp(weight.log_sigma2.astype(np.float64))
+    return sigma2 >= prune_rate * (weight.theta.astype(np.float64) ** 2 + sigma2)
+
+
+def _assign(weight: GaussianTensor, mixture: Mixture, prune_rate: float, group: np.ndarray, first: int) -> np.ndarray:
+    """The symbol of each weight: the group of its most responsible component, counted from `first`; 0 if pruned."""
+    flat = weight.theta.astype(np.float64).ravel()
+    symbols = np.empty(flat.size, np.int64)
+    step = max(1, _CHUNK // len(mixture))
+    for start in range(0, flat.size, step):
+        best = mixture.log_joint(flat[start : start + step]).argmax(axis=1)
+        symbols[start : start + step] = group[best] + first
+    symbols = symbols.reshape(weight.theta.shape)
+    return np.where(_pruned(weight, prune_rate), 0, symbols)
+
+
+def _merge(mixture: Mixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Group components that coincide. Returns the group of each component and the value of each group.
+
+    A group's value is its components' mean, weighted by proportion. With `pinned`, component 0 and all that merge
+    with it form group 0, whose value is 0.
+    """
+    order = np.argsort(mixture.means, kind="stable")
+    variances = np.exp(-mixture.log_precisions)
+    label = np.zeros(len(mixture), np.int64)
+    for left, right in zip(order[:-1], order[1:], strict=True):
+        reach = within * np.sqrt(variances[left] + variances[right])
+        label[right] = label[left] + (mixture.means[right] - mixture.means[left] > reach)
+    if pinned:
+        # Group 0 is the pinned one; those below it move up by one.
+        zero = label[0]
+        label = np.where(label == zero, 0, np.where(label < zero, label + 1, label))
+    proportions = np.exp(mixture.log_proportions)
+    groups = label.max() + 1
+    mass = np.bincount(label, proportions, groups)
+    values = np.bincount(label, proportions * mixture.means, groups) / np.maximum(mass, 1e-300)
+    if pinned:
+        values[0] = 0.0
+    return label, values
+
+
+def _compact_codebook(symbols: Mapping[str, np.ndarray], values: np.ndarray) -> dict[str, QuantizedTensor]:
+    """Drop shared values that nobody uses, join those that are equal as stored, sort the rest; 0.0 comes first."""
+    used = np.zeros(len(values), bool)
+    used[0] = True
+    for array in symbols.values():
+        used[np.unique(array)] = True
+    distinct = np.unique(values[used])
+    codebook = np.concatenate([[np.float32(0)], distinct[distinct != 0]])
+    position = {value: index for index, value in enumerate(codebook.tolist())}
+    # Not every value is in the codebook, only those in use are looked up.
+    new_symbol = np.array([position.get(value, 0) for value in values.tolist()])
+    return {name: QuantizedTensor(new_symbol[array], codebook) for name, array in symbols.items()}

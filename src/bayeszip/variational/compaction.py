@@ -1,0 +1,100 @@
+"""Work that shrinks as the network does: layers stop computing the rows and columns whose weights are all pruned.
+
+A row (output unit or channel) is dead when all its weights and its bias are pruned, a column (input) when all weights
+that read it are. A compacted layer holds only live rows × columns; what it left out is zero from then on. `expand`
+puts the zeros back.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.variational.distributions import log_alpha
+from bayeszip.variational.layers import Live, VariationalLayer
+
+__all__ = ["compact", "expand"]
+
+#: What happened to a parameter, for whatever else has its shape, such as an optimizer's state.
+Selection = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.Parameter, Selection], None]) -> None:
+    """Compact every layer that can be, in place; again and again as more weights are pruned.
+
+    Args:
+        log_alpha_limit: a weight counts as pruned where log α ≥ this.
+        on_select: told of each parameter that changed its shape.
+    """
+    for layer in _compactable_layers(module):
+        row_alive, column_alive = _alive(layer, log_alpha_limit)
+        if row_alive.all() and column_alive.all():
+            continue
+        rows, columns = _indices(row_alive), _indices(column_alive)
+        before = layer.live or _everything(layer)
+        layer.live = Live(before.rows[rows], before.columns[columns], before.full_shape)
+        for name, parameter in layer.named_parameters(recurse=False):
+            select = _block(rows, columns) if name.startswith("weight") else _entries(rows)
+            parameter.data, parameter.grad = select(parameter.data), None
+            on_select(parameter, select)
+
+
+@torch.no_grad()
+def expand(module: nn.Module) -> None:
+    """Give every compacted layer its full shape back; the means are 0 where it was dead, and so is log σ²."""
+    for layer in module.modules():
+        if not isinstance(layer, VariationalLayer) or layer.live is None:
+            continue
+        rows, columns, full_shape = layer.live
+        for name, parameter in layer.named_parameters(recurse=False):
+            is_weight = name.startswith("weight")
+            full = parameter.new_zeros(full_shape if is_weight else full_shape[:1])
+            full[(rows[:, None], columns) if is_weight else (rows,)] = parameter.data
+            parameter.data, parameter.grad = full, None
+        layer.live = None
+
+
+def _compactable_layers(module: nn.Module) -> Iterator[VariationalLayer]:
+    """Layers with rows and columns to leave out, and no tensor that another layer holds too."""
+    layers = [layer for layer in module.modules() if isinstance(layer, VariationalLayer)]
+    holders: dict[int, int] = {}
+    for owner in module.modules():
+        for parameter in owner.parameters(recurse=False):
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    for layer in layers:
+        own = all(holders[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
+        if own and layer._channel_dim is not None and getattr(layer, "groups", 1) == 1:
+            yield layer
+
+
+def _alive(layer: VariationalLayer, limit: float) -> tuple[Tensor, Tensor]:
+    """Which rows and columns hold a weight (or, for rows, a bias) that is not pruned."""
+    if layer.weight_log_sigma2 is None:  # never: `start_posterior` always gives the weight a variance
+        raise TypeError(type(layer))
+    weights = (log_alpha(layer.weight, layer.weight_log_sigma2) < limit).flatten(start_dim=1)
+    weights = weights.view(layer.weight.shape[0], layer.weight.shape[1], -1).any(dim=2)
+    row_alive, column_alive = weights.any(dim=1), weights.any(dim=0)
+    if layer.bias is not None:
+        variance = layer.bias_log_sigma2
+        row_alive |= log_alpha(layer.bias, variance) < limit if variance is not None else layer.bias != 0
+    return row_alive, column_alive
+
+
+def _indices(alive: Tensor) -> Tensor:
+    """Where it is alive; at least one place, since a convolution without channels is refused."""
+    indices = alive.nonzero().flatten()
+    return indices if indices.numel() else indices.new_zeros(1)
+
+
+def _everything(layer: VariationalLayer) -> Live:
+    rows, columns = (torch.arange(size, device=layer.weight.device) for size in layer.weight.shape[:2])
+    return Live(rows, columns, layer.weight.shape)
+
+
+def _block(rows: Tensor, columns: Tensor) -> Selection:
+    return lambda tensor: tensor.index_select(0, rows).index_select(1, columns)
+
+
+def _entries(rows: Tensor) -> Selection:
+    return lambda tensor: tensor.index_select(0, rows)

@@ -1,0 +1,94 @@
+"""To variational layers and back: a stock layer changes its class in place, its tensors stay the very same objects."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bayeszip.errors import ModelError
+from bayeszip.variational.layers import ROLES, VARIATIONAL_OF_STOCK, VariationalLayer
+
+__all__ = ["Conversion", "to_stock", "to_variational"]
+
+_STOCK_OF_VARIATIONAL = {variational: stock for stock, variational in VARIATIONAL_OF_STOCK.items()}
+
+#: log σ² at the start (table 3).
+START_LOG_SIGMA2 = -10.0
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `to_variational` did: the layers it made Gaussian, and those with parameters that it left as they are."""
+
+    converted: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+
+    def kept_summary(self) -> str:
+        """`name (type)` of each layer kept, for messages."""
+        return ", ".join(f"{name or 'the network itself'} ({kind})" for name, kind in self.kept)
+
+
+def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, biases: bool = True) -> Conversion:
+    """Turn the layers of `module` that have a variational form into it, in place.
+
+    Tied weights stay tied and share one log σ². Subclasses and parametrized layers are not touched: their `forward`
+    is not known here.
+
+    Args:
+        log_sigma2: the starting value of log σ².
+        biases: give biases a posterior as well.
+
+    Raises:
+        ModelError: no layer can be converted, or a weight is not a finite float tensor.
+    """
+    stock = [(path, layer) for path, layer in module.named_modules() if type(layer) in VARIATIONAL_OF_STOCK]
+    if not stock:
+        known = ", ".join(kind.__name__ for kind in VARIATIONAL_OF_STOCK)
+        raise ModelError(f"{type(module).__name__} has no layer that can be compressed; these can: {known}")
+    for path, layer in stock:
+        _check_weights(path, layer)
+    variance_of: dict[int, nn.Parameter] = {}
+    for _, layer in stock:
+        layer.__class__ = VARIATIONAL_OF_STOCK[type(layer)]
+        if not isinstance(layer, VariationalLayer):  # never: tells the type checker what the table guarantees
+            raise TypeError(type(layer))
+        layer.start_posterior(log_sigma2, biases)
+        _tie_variances(layer, variance_of)
+    return Conversion(tuple(path for path, _ in stock), tuple(_kept_layers(module)))
+
+
+def to_stock(module: nn.Module) -> nn.Module:
+    """Turn variational layers back into stock ones, in place: w = θ. Returns `module`."""
+    for layer in module.modules():
+        if isinstance(layer, VariationalLayer):
+            layer.end_posterior()
+            layer.__class__ = _STOCK_OF_VARIATIONAL[type(layer)]
+    return module
+
+
+def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]) -> None:
+    for role in ROLES:
+        log_sigma2 = getattr(layer, f"{role}_log_sigma2")
+        if log_sigma2 is not None:
+            shared = variance_of.setdefault(id(getattr(layer, role)), log_sigma2)
+            setattr(layer, f"{role}_log_sigma2", shared)
+
+
+def _check_weights(path: str, layer: nn.Module) -> None:
+    for name, tensor in layer.named_parameters(prefix=path, recurse=False):
+        if isinstance(tensor, nn.parameter.UninitializedParameter) or tensor.is_meta:
+            raise ModelError(f"{name} has no values yet; run the network once, or load weights, before compressing")
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            raise ModelError(
+                f"{name} is a {tensor.layout} {tensor.dtype} tensor; only dense real ones can be compressed"
+            )
+        bad = int((~torch.isfinite(tensor.detach())).sum())
+        if bad:
+            raise ModelError(f"{name} holds {bad} values that are NaN or infinite; repair or retrain the network first")
+
+
+def _kept_layers(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for path, layer in module.named_modules():
+        if not isinstance(layer, VariationalLayer) and any(True for _ in layer.parameters(recurse=False)):
+            yield path, type(layer).__name__

@@ -1,0 +1,230 @@
+"""Layers whose weights are Gaussian: q(w) = N(θ, σ²). Subclasses of the stock modules, with θ in `weight` and `bias`.
+
+In training a layer samples its output rather than its weights (local reparameterization, Kingma et al. 2015): for a
+layer that is linear in its weights, y = L(x; w) is Gaussian with
+
+    E[y] = L(x; θ),   Var[y] = L(x²; σ²),
+
+so one noise value for each output suffices. In `eval()`, and with `noise` off, it is the stock layer at w = θ.
+
+log σ² lives in `weight_log_sigma2` and `bias_log_sigma2` (None: that tensor has no noise and no divergence). A state
+dict of the stock layer loads as it is; log σ² then keeps its value.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = [
+    "VARIATIONAL_OF_STOCK",
+    "Live",
+    "VariationalConv1d",
+    "VariationalConv2d",
+    "VariationalConv3d",
+    "VariationalConvTranspose1d",
+    "VariationalConvTranspose2d",
+    "VariationalConvTranspose3d",
+    "VariationalEmbedding",
+    "VariationalLayer",
+    "VariationalLinear",
+    "VariationalWeight",
+    "variational_weights",
+]
+
+#: Added to the variance under the square root, whose gradient at 0 is infinite.
+VARIANCE_FLOOR = 1e-8
+
+ROLES = ("weight", "bias")
+
+
+class VariationalWeight(NamedTuple):
+    """One tensor of posterior means with its log-variances, under the name it has in the state dict."""
+
+    name: str
+    theta: nn.Parameter
+    log_sigma2: nn.Parameter
+
+
+class Live(NamedTuple):
+    """The rows and columns of a weight that are still computed, and the shape it had."""
+
+    rows: Tensor
+    columns: Tensor
+    full_shape: torch.Size
+
+
+class VariationalLayer(nn.Module):
+    """What all variational layers share. Abstract: subclasses say how they are `_linear` in their weights."""
+
+    weight_log_sigma2: nn.Parameter | None
+    bias_log_sigma2: nn.Parameter | None
+    #: Sample in training. Off for soft weight sharing alone, whose posterior is a delta peak.
+    noise: bool
+    #: Set while the layer computes only the rows and columns that are alive; see `compaction`.
+    live: "Live | None"
+    #: Dimension of an activation that a weight's rows (outputs) and columns (inputs) belong to; None: can't be compacted.
+    _channel_dim: int | None = None
+
+    def start_posterior(self, log_sigma2: float, biases: bool) -> None:
+        """Add log σ², constant, to a layer that holds pretrained weights."""
+        self.noise = True
+        self.live = None
+        for role in ROLES:
+            theta = getattr(self, role, None)
+            variance = None
+            if theta is not None and (role == "weight" or biases):
+                variance = nn.Parameter(torch.full_like(theta, log_sigma2, dtype=torch.float32))
+            self.register_parameter(f"{role}_log_sigma2", variance)
+
+    def end_posterior(self) -> None:
+        """Take away what `start_posterior` added."""
+        for role in ROLES:
+            del self._parameters[f"{role}_log_sigma2"]
+        del self.noise, self.live
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        raise NotImplementedError
+
+    def _compute(self, input: Tensor, *context: Any) -> Tensor:
+        """The output, from the live inputs only if the layer is compacted; dead outputs are 0."""
+        live, dim = self.live, self._channel_dim
+        if live is None or dim is None:
+            return self._sample(input, *context)
+        output = self._sample(input.index_select(dim, live.columns), *context)
+        shape = list(output.shape)
+        shape[dim] = live.full_shape[0]
+        return output.new_zeros(shape).index_copy(dim, live.rows, output)
+
+    def _sample(self, input: Tensor, *context: Any) -> Tensor:
+        weight_log_sigma2 = self.weight_log_sigma2
+        if weight_log_sigma2 is None or not (self.training and self.noise):
+            return self._linear(input, self.weight, self.bias, *context)
+        mean = self._linear(input, self.weight, self.bias, *context)
+        bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp()
+        variance = self._linear(input.square(), weight_log_sigma2.exp(), bias_variance, *context)
+        deviation = (variance.float() + VARIANCE_FLOOR).sqrt()
+        return mean + (deviation * torch.randn_like(deviation)).to(mean.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for role in ROLES:
+            key = f"{role}_log_sigma2"
+            if getattr(self, key) is not None:
+                state_dict.setdefault(prefix + key, getattr(self, key).detach())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class VariationalLinear(VariationalLayer, nn.Linear):
+    """`nn.Linear` with Gaussian weights."""
+
+    _channel_dim = -1
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._compute(input)
+
+
+class _VariationalConv(VariationalLayer):
+    # Padding, whatever its mode, copies or adds zeros; it therefore commutes with the square of the input.
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        return self._conv_forward(input, weight, bias)  # type: ignore[operator, no-any-return]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._compute(input)
+
+
+class VariationalConv1d(_VariationalConv, nn.Conv1d):
+    """`nn.Conv1d` with Gaussian weights."""
+
+    _channel_dim = -2
+
+
+class VariationalConv2d(_VariationalConv, nn.Conv2d):
+    """`nn.Conv2d` with Gaussian weights."""
+
+    _channel_dim = -3
+
+
+class VariationalConv3d(_VariationalConv, nn.Conv3d):
+    """`nn.Conv3d` with Gaussian weights."""
+
+    _channel_dim = -4
+
+
+class _VariationalConvTranspose(VariationalLayer):
+    _rank: int
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        (output_size,) = context
+        layer: Any = self
+        output_padding = layer._output_padding(
+            input, output_size, layer.stride, layer.padding, layer.kernel_size, self._rank, layer.dilation
+        )
+        transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self._rank - 1]
+        return transpose(input, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, layer.dilation)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return self._compute(input, output_size)
+
+
+class VariationalConvTranspose1d(_VariationalConvTranspose, nn.ConvTranspose1d):
+    """`nn.ConvTranspose1d` with Gaussian weights."""
+
+    _rank = 1
+
+
+class VariationalConvTranspose2d(_VariationalConvTranspose, nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d` with Gaussian weights."""
+
+    _rank = 2
+
+
+class VariationalConvTranspose3d(_VariationalConvTranspose, nn.ConvTranspose3d):
+    """`nn.ConvTranspose3d` with Gaussian weights."""
+
+    _rank = 3
+
+
+class VariationalEmbedding(VariationalLayer, nn.Embedding):
+    """`nn.Embedding` with Gaussian rows; the row of `padding_idx` is never noisy."""
+
+    bias = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        mean = nn.Embedding.forward(self, input)
+        if self.weight_log_sigma2 is None or not (self.training and self.noise):
+            return mean
+        deviation = (0.5 * F.embedding(input, self.weight_log_sigma2)).exp()
+        sample = torch.randn_like(deviation) * deviation
+        if self.padding_idx is not None:
+            sample = sample.masked_fill((input == self.padding_idx).unsqueeze(-1), 0.0)
+        return mean + sample.to(mean.dtype)
+
+
+VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
+    nn.Linear: VariationalLinear,
+    nn.Conv1d: VariationalConv1d,
+    nn.Conv2d: VariationalConv2d,
+    nn.Conv3d: VariationalConv3d,
+    nn.ConvTranspose1d: VariationalConvTranspose1d,
+    nn.ConvTranspose2d: VariationalConvTranspose2d,
+    nn.ConvTranspose3d: VariationalConvTranspose3d,
+    nn.Embedding: VariationalEmbedding,
+}
+
+
+def variational_weights(module: nn.Module) -> Iterator[VariationalWeight]:
+    """Every tensor with a posterior, once each: a layer used twice or a weight tied to another counts once."""
+    seen: set[int] = set()
+    for path, layer in module.named_modules():
+        if not isinstance(layer, VariationalLayer):
+            continue
+        for role in ROLES:
+            log_sigma2 = getattr(layer, f"{role}_log_sigma2")
+            if log_sigma2 is not None and id(log_sigma2) not in seen:
+                seen.add(id(log_sigma2))
+                yield VariationalWeight(f"{path}.{role}" if path else role, getattr(layer, role), log_sigma2)
