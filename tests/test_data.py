@@ -606,6 +606,7 @@ class TestBatches:
         assert len(moved) == 10_000
 
     @pytest.mark.gpu
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     def test_a_gpu_is_never_waited_for(self, tensors):
         x, y = (tensor.cuda() for tensor in tensors)
