@@ -426,6 +426,12 @@ class TestDownload:
         self.load_from(mirror.url)
         assert mirror.requests == [self.GZ[2]]
 
+    def test_a_cache_that_went_bad_is_told(self, mirrors, installed):
+        self.load_from(mirrors[0].url)
+        (installed / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
+        with pytest.raises(DataError, match=r"t10k-labels-.*; delete .*mnist, and MNIST is downloaded again"):
+            self.load_from(mirrors[0].url)
+
     def test_the_next_mirror_steps_in(self, mirrors, installed):
         first, second = mirrors
         missing, cut, damaged, wrong = self.GZ

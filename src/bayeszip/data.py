@@ -16,7 +16,7 @@ import sys
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ VALIDATION_ONE_IN = 12
 SPLIT_SEED = 20171106494
 
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_USUAL_NAMES = {
+    "train-images": "train-images-idx3-ubyte",
+    "train-labels": "train-labels-idx1-ubyte",
+    "test-images": "t10k-images-idx3-ubyte",
+    "test-labels": "t10k-labels-idx1-ubyte",
+}
 _MAX_DIMENSIONS = 8
 _MAX_BYTES = 2**33
 _CHUNK = 2**20
@@ -97,7 +103,7 @@ def load(spec: str, *, mirrors: Sequence[str] = MIRRORS) -> Dataset:
         DataError: the data are missing, damaged or of the wrong form; the message names the file.
     """
     if spec == "mnist":
-        return _dataset(_mnist_folder(mirrors), spec)
+        return _mnist(mirrors)
     kind, separator, folder = spec.partition(":")
     if kind == "idx" and separator:
         if not folder:
@@ -219,8 +225,8 @@ def _find_files(folder: Path) -> dict[str, Path]:
         entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder} can't be read as a folder of IDX files: {error.strerror or error}") from error
-    found = {role: _candidates(entries, role) for role in _ROLES}
-    missing = [f"{_ROLES[role].usual} (or .gz, .xz)" for role, paths in found.items() if not paths]
+    found = {role: _candidates(entries, role) for role in _USUAL_NAMES}
+    missing = [f"{_USUAL_NAMES[role]} (or .gz, .xz)" for role, paths in found.items() if not paths]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}")
     for role, paths in found.items():
@@ -230,26 +236,11 @@ def _find_files(folder: Path) -> dict[str, Path]:
     return {role: paths[0] for role, paths in found.items()}
 
 
-@dataclass(frozen=True)
-class _Role:
-    usual: str
-    fits: Callable[[str], bool]
-
-
-def _is_training(stem: str) -> bool:
-    return "train" in stem
-
-
-def _is_test(stem: str) -> bool:
-    return not _is_training(stem) and ("t10k" in stem or "test" in stem)
-
-
-_ROLES = {
-    "train-images": _Role("train-images-idx3-ubyte", lambda stem: _is_training(stem) and "images" in stem),
-    "train-labels": _Role("train-labels-idx1-ubyte", lambda stem: _is_training(stem) and "labels" in stem),
-    "test-images": _Role("t10k-images-idx3-ubyte", lambda stem: _is_test(stem) and "images" in stem),
-    "test-labels": _Role("t10k-labels-idx1-ubyte", lambda stem: _is_test(stem) and "labels" in stem),
-}
+def _role(stem: str) -> str | None:
+    """What a file called `stem` seems to hold."""
+    part = "train" if "train" in stem else "test" if "t10k" in stem or "test" in stem else None
+    kind = "images" if "images" in stem else "labels" if "labels" in stem else None
+    return f"{part}-{kind}" if part and kind else None
 
 
 def _candidates(entries: list[Path], role: str) -> list[Path]:
@@ -263,11 +254,11 @@ def _candidates(entries: list[Path], role: str) -> list[Path]:
             compressed = path.suffix in (".gz", ".xz")
             if (path.suffix if compressed else "") == suffix:
                 by_stem[(path.stem if compressed else path.name).lower()] = path
-    usual = _ROLES[role].usual
+    usual = _USUAL_NAMES[role]
     for stem in (usual, usual.replace("-idx", ".idx")):
         if stem in by_stem:
             return [by_stem[stem]]
-    return [path for stem, path in sorted(by_stem.items()) if _ROLES[role].fits(stem)]
+    return [path for stem, path in sorted(by_stem.items()) if _role(stem) == role]
 
 
 def _read_pair(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -331,6 +322,16 @@ def cache_folder() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "bayeszip" / "Cache"
     return Path.home() / ".cache" / "bayeszip"
+
+
+def _mnist(mirrors: Sequence[str]) -> Dataset:
+    folder = _mnist_folder(mirrors)
+    try:
+        return _dataset(folder, "mnist")
+    except DataError as error:
+        if folder != cache_folder() / "mnist":
+            raise
+        raise DataError(f"{error}; delete {folder}, and MNIST is downloaded again") from error
 
 
 def _mnist_folder(mirrors: Sequence[str]) -> Path:
