@@ -38,6 +38,7 @@ class Operator:
 
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 def _convolution(name: str, opcode: int, rank: int, *, transposed: bool = False) -> Operator:
@@ -82,11 +83,13 @@ OPERATORS: dict[str, Operator] = {
         Operator("relu", 9),
         Operator("tanh", 10),
         Operator("sigmoid", 11),
-        Operator(
-            "flatten", 12, attributes=(Attribute("start_dim", "int", 1), Attribute("end_dim", "int", -1))
-        ),
+        Operator("flatten", 12, attributes=(Attribute("start_dim", "int", 1), Attribute("end_dim", "int", -1))),
         # From the second dimension on; the batch dimension is always kept.
         Operator("reshape", 13, attributes=(Attribute("shape", "ints", (-1,)),)),
+        # States what a network input looks like, its batch dimension left out, and passes it on unchanged.
+        Operator(
+            "input", 14, attributes=(Attribute("shape", "ints", ()), Attribute("dtype", "choice", "float32", _DTYPES))
+        ),
     )
 }
 

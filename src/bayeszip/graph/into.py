@@ -1,0 +1,135 @@
+"""A compressed model's tensors into the user's own class: `load_into`."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.proof import outputs_of, random_inputs
+from bayeszip.graph.state import to_torch
+from bayeszip.graph.to_module import to_module
+from bayeszip.tensors import CompressedModel
+
+__all__ = ["load_into"]
+
+
+def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> nn.Module:
+    """Write a model's tensors into `net`, whose layers shrink to the sizes that survived; returns `net`.
+
+    Tensors of `net` that the model lacks keep their values (what dead-unit removal found unread isn't in the file).
+
+    Args:
+        check: run `net` against the model's graph on random inputs, where it has one: a class whose `forward` counts
+            on the old sizes would otherwise go wrong silently.
+
+    Raises:
+        ModelError: a tensor has no place in `net`, or can't have the shape it has there (both shapes are named);
+            or `net` computes something else than the model. `net` may be partly written then.
+    """
+    owners = dict(net.named_modules())
+    for name, tensor in model.tensors.items():
+        path, _, leaf = name.rpartition(".")
+        if path not in owners or not isinstance(getattr(owners[path], leaf, None), Tensor):
+            if _is_new_bias(owners.get(path), leaf):
+                owners[path].register_parameter(leaf, nn.Parameter(to_torch(tensor)))
+                continue
+            raise ModelError(
+                f"{type(net).__name__} has no tensor {name!r}; it must be the class the file was made from"
+            )
+        _write(owners[path], leaf, name, to_torch(tensor))
+    for module in owners.values():
+        _restate(module)
+    if check and model.graph is not None:
+        _check(model, net)
+    return net
+
+
+def _is_new_bias(owner: nn.Module | None, leaf: str) -> bool:
+    """Whether the owner is a layer without a bias, which folding a constant has given one."""
+    return owner is not None and leaf == "bias" and "bias" in owner._parameters and owner._parameters["bias"] is None
+
+
+def _write(owner: nn.Module, leaf: str, name: str, value: Tensor) -> None:
+    old = getattr(owner, leaf)
+    value = value.to(device=old.device, dtype=old.dtype)
+    if old.shape == value.shape:
+        with torch.no_grad():
+            old.copy_(value)
+        return
+    fits = old.ndim == value.ndim and all(new <= was for new, was in zip(value.shape, old.shape, strict=True))
+    if not fits or not any(isinstance(owner, kind) for kind in _SIZES):
+        raise ModelError(
+            f"{name} has shape {tuple(value.shape)} in the file and {tuple(old.shape)} in the {type(owner).__name__} "
+            "it is to be loaded into"
+        )
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
+    else:
+        owner._buffers[leaf] = value
+
+
+def _linear_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
+    return {"out_features": weight.shape[0], "in_features": weight.shape[1]}
+
+
+def _convolution_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
+    per_group = weight.shape[1]
+    groups = int(layer.groups)  # type: ignore[arg-type]
+    was = int(layer.in_channels)  # type: ignore[arg-type]
+    if groups > 1:
+        # Groups leave whole: each still reads and writes as many channels as before.
+        groups = weight.shape[0] * groups // int(layer.out_channels)  # type: ignore[arg-type]
+        was = per_group * groups
+    return {"out_channels": weight.shape[0], "in_channels": was if groups > 1 else per_group, "groups": groups}
+
+
+#: Layers that can shrink, and the sizes they state about themselves.
+_SIZES: dict[type[nn.Module], Callable[[nn.Module, Tensor], dict[str, int]]] = {
+    nn.Linear: _linear_sizes,
+    nn.Conv1d: _convolution_sizes,
+    nn.Conv2d: _convolution_sizes,
+    nn.Conv3d: _convolution_sizes,
+}
+
+
+def _restate(module: nn.Module) -> None:
+    """Let a layer's stated sizes follow its tensors."""
+    for kind, sizes in _SIZES.items():
+        if isinstance(module, kind) and isinstance(weight := getattr(module, "weight", None), Tensor):
+            for attribute, size in sizes(module, weight).items():
+                setattr(module, attribute, size)
+
+
+def _check(model: CompressedModel, net: nn.Module) -> None:
+    """Compare with the model's own graph on random inputs, in the precision of `net`."""
+    first = next((each for each in net.parameters() if each.is_floating_point()), None)
+    dtype = torch.float32 if first is None else first.dtype
+    device = torch.device("cpu") if first is None else first.device
+    inputs = random_inputs(model, torch.Generator().manual_seed(0))
+    inputs = tuple(each.to(device, dtype) if each.is_floating_point() else each.to(device) for each in inputs)
+    training = [part for part in net.modules() if part.training]
+    net.eval()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = outputs_of(to_module(model, dtype).to(device)(*inputs))
+            found = outputs_of(net(*inputs))
+    except RuntimeError as error:
+        raise ModelError(
+            f"{type(net).__name__} doesn't run with the sizes that survived ({str(error).splitlines()[0]}); its "
+            "forward may count on the original ones: load without into="
+        ) from error
+    finally:
+        for part in training:
+            part.training = True
+    tolerance = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+    for one, other in zip(expected, found, strict=True):
+        if one.shape != other.shape or not torch.allclose(
+            one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()) if one.numel() else 0.0, equal_nan=True
+        ):
+            raise ModelError(
+                f"{type(net).__name__} with these tensors computes something else than the file's own graph; its "
+                "forward may count on the original sizes: load without into="
+            )

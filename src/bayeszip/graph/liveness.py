@@ -1,0 +1,313 @@
+"""Dead units go, the function stays: `drop_dead_units`. Numpy only.
+
+Three passes, repeated until nothing changes:
+
+    forward     what is constant, whatever the input              rules' `constants`
+    backward    which atoms a network output is computed from     rules' `needs`
+    rewrite     tensors lose the coordinates of dead atoms, constants they held move into the next bias
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.rules import RULES
+from bayeszip.graph.rules.base import Atoms, Folded, Shape, Site, Tensor, Value, extent, unknown
+from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+
+__all__ = ["Fold", "drop_dead_units", "shapes"]
+
+#: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
+#: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
+Fold = Literal["smaller", "always", "never"]
+
+#: Rough bits in a file, for "smaller": a new shared value with its use, a weight that is not zero, one that is.
+_BITS_OF_NEW_VALUE, _BITS_OF_WEIGHT, _BITS_OF_ZERO = 40.0, 7.0, 0.05
+
+
+def drop_dead_units(model: CompressedModel, *, fold: Fold = "smaller", multiple_of: int = 1) -> CompressedModel:
+    """The same function with fewer units: every row, column and channel that is dead or constant is removed.
+
+    Network inputs and outputs keep their size; every layer keeps at least one unit. Where removal would not be exact
+    the unit stays. A folded constant is computed in float64 and rounded once, to the float32 of the bias. Tensors
+    that the graph never reads go too. A model without a graph, or whose graph doesn't state the shapes of its inputs,
+    comes back as it is.
+
+    Args:
+        multiple_of: round the surviving widths of linear layers and convolutions up to a multiple of this.
+    """
+    if multiple_of < 1:
+        raise ModelError(f"multiple_of must be at least 1, not {multiple_of}")
+    if model.graph is None or not _states_inputs(model.graph):
+        return model
+    model = _without_unread_tensors(model)
+    while True:
+        smaller = _Pass(model, fold, multiple_of).rewritten()
+        if smaller.parameters == model.parameters:
+            return smaller
+        model = smaller
+
+
+def shapes(model: CompressedModel) -> list[Shape]:
+    """The shape of every value of a model's graph (−k: k times the batch size).
+
+    Raises:
+        ModelError: a node can't be applied to its inputs, or an input is read before its `input` node states it.
+    """
+    if model.graph is None:
+        raise ModelError("the model has no graph")
+    found: list[Shape] = [()] * model.graph.inputs
+    for position, node in enumerate(model.graph.nodes):
+        if node.op != "input" and any(value < model.graph.inputs for value in node.inputs):
+            raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
+        tensors = [None if name is None else model.tensors[name].shape for name in node.tensors]
+        found.append(RULES[node.op].shape(node, [found[value] for value in node.inputs], tensors))
+    return found
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """Which atoms live, and what each node's bias gains from the constants that go."""
+
+    live: np.ndarray
+    gains: Mapping[int, np.ndarray]
+
+
+class _Pass:
+    """One round over a model: its sites, what is live among them, and the model without the rest."""
+
+    def __init__(self, model: CompressedModel, fold: Fold, multiple_of: int) -> None:
+        if model.graph is None:
+            raise ModelError("the model has no graph")
+        self._model, self._graph, self._multiple_of = model, model.graph, multiple_of
+        self._weights = {name: _dense(model.tensors[name]) for name in self._graph.tensor_names()}
+        self._uses = [name for node in self._graph.nodes for name in node.tensors if name is not None]
+        self._sites, self._pinned, self._coordinates = self._coupled()
+        self._fold: Fold = fold
+
+    def rewritten(self) -> CompressedModel:
+        solution = self._solved()
+        live = solution.live
+
+        def count(coordinates: np.ndarray) -> int:
+            return int(np.count_nonzero(live[coordinates]))
+
+        nodes, tensors = list(self._graph.nodes), dict(self._model.tensors)
+        for position, gain in solution.gains.items():
+            nodes[position], bias = self._with_gain(position, gain)
+            tensors |= bias
+        for position, site in enumerate(self._sites):
+            changes = RULES[site.node.op].shrink(site, count)
+            nodes[position] = replace(nodes[position], attributes={**nodes[position].attributes, **changes})
+        for name, coordinates in self._coordinates.items():
+            tensors[name] = _taken(tensors[name], [live[atoms] for atoms in coordinates])
+        for position in solution.gains:  # a bias that wasn't there before has no coordinates of its own
+            bias_name = nodes[position].tensors[1]
+            if bias_name is not None and bias_name not in self._coordinates:
+                tensors[bias_name] = _taken(tensors[bias_name], [live[_rows(self._sites[position])]])
+        return replace(self._model, tensors=tensors, graph=replace(self._graph, nodes=tuple(nodes)))
+
+    def _coupled(self) -> tuple[list[Site], np.ndarray, dict[str, list[np.ndarray]]]:
+        """The sites with their atoms and constants, which atoms are pinned, and the coordinates of each tensor."""
+        atoms = Atoms()
+        all_shapes = shapes(self._model)
+        values = [self._blank(shape, atoms) for shape in all_shapes]
+        tensors = {
+            name: Tensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
+            for name, weights in self._weights.items()
+        }
+        sites = [
+            self._site(position, node, values, {name: tensors[name] for name in node.tensors if name is not None})
+            for position, node in enumerate(self._graph.nodes)
+        ]
+        for site in sites:
+            RULES[site.node.op].couple(site, atoms)
+        for value in (*range(self._graph.inputs), *self._graph.outputs):
+            atoms.pin(*values[value].coordinates)
+        atom, pinned = atoms.solve()
+        values = [replace(value, coordinates=tuple(atom[each] for each in value.coordinates)) for value in values]
+        tensors = {
+            name: replace(tensor, coordinates=tuple(atom[each] for each in tensor.coordinates))
+            for name, tensor in tensors.items()
+        }
+        sites = []
+        for position, node in enumerate(self._graph.nodes):
+            site = self._site(position, node, values, tensors)
+            constants = RULES[node.op].constants(site)
+            constants = np.where(np.isfinite(constants), constants, np.nan)
+            site = replace(site, output=replace(site.output, constants=constants))
+            values[self._graph.inputs + position] = site.output
+            sites.append(site)
+        return sites, pinned, {name: list(tensor.coordinates) for name, tensor in tensors.items()}
+
+    def _blank(self, shape: Shape, atoms: Atoms) -> Value:
+        coordinates = tuple(atoms.new(extent(size)) for size in shape)
+        atoms.pin(*(each for each, size in zip(coordinates, shape, strict=True) if size == -1))
+        return Value(shape, coordinates, unknown(shape))
+
+    def _site(self, position: int, node: Node, values: Sequence[Value], tensors: Mapping[str, Tensor]) -> Site:
+        return Site(
+            node,
+            inputs=tuple(values[value] for value in node.inputs),
+            output=values[self._graph.inputs + position],
+            tensors=tuple(None if name is None else tensors[name] for name in node.tensors),
+            foldable=self._can_fold(node),
+        )
+
+    def _can_fold(self, node: Node) -> bool:
+        """Whether the node's bias is its own and of a kind that can take a new value."""
+        if node.tensors[:1] == () or len(node.tensors) < 2:
+            return False
+        weight, bias = node.tensors[:2]
+        if bias is None:
+            return (
+                weight is not None and self._uses.count(weight) == 1 and _bias_name(weight) not in self._model.tensors
+            )
+        tensor = self._model.tensors[bias]
+        if isinstance(tensor, RawTensor) and tensor.dtype not in ("float32", "float64"):
+            return False
+        return self._uses.count(bias) == 1
+
+    def _solved(self) -> _Solution:
+        """The live atoms, with folding given up where it doesn't pay."""
+        if self._fold == "never":
+            self._sites = [replace(site, foldable=False) for site in self._sites]
+        while True:
+            live = self._live()
+            folds = dict(self._folds(live))
+            poor = [position for position, fold in folds.items() if not self._pays(position, fold)]
+            if not poor:
+                return _Solution(live, {position: fold.gain for position, fold in folds.items()})
+            for position in poor:
+                self._sites[position] = replace(self._sites[position], foldable=False)
+
+    def _live(self) -> np.ndarray:
+        """The atoms that outputs are computed from, and as many more as every dimension needs."""
+        live = self._pinned.copy()
+        while True:
+            before = np.count_nonzero(live)
+            for site in reversed(self._sites):
+                RULES[site.node.op].needs(site, live)
+            if np.count_nonzero(live) == before and not self._revive(live):
+                return live
+
+    def _revive(self, live: np.ndarray) -> bool:
+        """Keep at least one coordinate of every dimension, and widths at the multiple asked for."""
+        before = np.count_nonzero(live)
+        for coordinates in (*(each for site in self._sites for each in site.output.coordinates), *self._tensor_dims()):
+            if len(coordinates) and not live[coordinates].any():
+                live[coordinates[0]] = True
+        if self._multiple_of > 1:
+            for site in self._sites:
+                if site.node.op in _WIDTHS:
+                    _round_up(_rows(site), live, self._multiple_of)
+        return bool(np.count_nonzero(live) > before)
+
+    def _tensor_dims(self) -> Iterator[np.ndarray]:
+        return (each for coordinates in self._coordinates.values() for each in coordinates)
+
+    def _folds(self, live: np.ndarray) -> Iterator[tuple[int, Folded]]:
+        """For each node that loses non-zero constants, what its live outputs gain in their place."""
+        for position, site in enumerate(self._sites):
+            if site.foldable and (fold := RULES[site.node.op].fold(site, live)) is not None:
+                alive = live[_rows(site)]
+                gain = np.where(alive, fold.gain, 0.0)
+                if gain.any():
+                    yield position, Folded(gain, fold.weights[alive])
+
+    def _pays(self, position: int, fold: Folded) -> bool:
+        """Whether a fold may be done: there is room for its new values, and they cost less than what goes."""
+        new_values = np.count_nonzero(fold.gain)
+        bias = self._graph.nodes[position].tensors[1]
+        stored = None if bias is None else self._model.tensors[bias]
+        if isinstance(stored, QuantizedTensor) and stored.codebook.size + new_values > MAX_SYMBOLS:
+            return False
+        if self._fold == "always" or isinstance(stored, RawTensor):
+            return True
+        nonzero = np.count_nonzero(fold.weights)
+        saved = nonzero * _BITS_OF_WEIGHT + (fold.weights.size - nonzero) * _BITS_OF_ZERO
+        return bool(saved > new_values * _BITS_OF_NEW_VALUE)
+
+    def _with_gain(self, position: int, gain: np.ndarray) -> tuple[Node, dict[str, QuantizedTensor | RawTensor]]:
+        """The node and its bias with the constants added; a bias is made where there was none."""
+        node = self._graph.nodes[position]
+        weight, name = node.tensors[:2]
+        if name is None:
+            name = _bias_name(str(weight))
+            node = replace(node, tensors=(weight, name, *node.tensors[2:]))
+            old: QuantizedTensor | RawTensor = QuantizedTensor(np.zeros(len(gain), dtype=np.uint8), np.zeros(1))
+        else:
+            old = self._model.tensors[name]
+        return node, {name: _added(old, gain)}
+
+
+_WIDTHS = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+def _rows(site: Site) -> np.ndarray:
+    """The coordinates that a node's bias is added to."""
+    return site.output.coordinates[-1 if site.node.op == "linear" else 1]
+
+
+def _round_up(coordinates: np.ndarray, live: np.ndarray, multiple: int) -> None:
+    missing = -np.count_nonzero(live[coordinates]) % multiple
+    for atom in coordinates[~live[coordinates]]:
+        if missing <= 0:
+            return
+        missing -= not live[atom]
+        live[atom] = True
+
+
+def _added(tensor: QuantizedTensor | RawTensor, gain: np.ndarray) -> QuantizedTensor | RawTensor:
+    """A bias plus what it gains; shared values that are new join its codebook."""
+    if isinstance(tensor, RawTensor):
+        return RawTensor((tensor.values.astype(np.float64) + gain).astype(tensor.values.dtype), tensor.dtype)
+    changed = gain != 0
+    wanted = (tensor.dequantize().astype(np.float64) + gain).astype(np.float32)[changed]
+    wanted[wanted == 0] = 0.0  # no negative zero: symbol 0 is the one zero
+    codebook = list(tensor.codebook)
+    place = {value.tobytes(): symbol for symbol, value in reversed(list(enumerate(codebook)))}
+    for value in wanted:
+        if value.tobytes() not in place:
+            place[value.tobytes()] = len(codebook)
+            codebook.append(value)
+    symbols = tensor.symbols.astype(np.int64)
+    symbols[changed] = [place[value.tobytes()] for value in wanted]
+    return QuantizedTensor(symbols, np.asarray(codebook, dtype=np.float32))
+
+
+def _taken(tensor: QuantizedTensor | RawTensor, kept: Sequence[np.ndarray]) -> QuantizedTensor | RawTensor:
+    """The tensor with only the kept coordinates of each dimension."""
+    if all(each.all() for each in kept):
+        return tensor
+    index = np.ix_(*kept)
+    if isinstance(tensor, RawTensor):
+        return RawTensor(np.ascontiguousarray(tensor.values[index]), tensor.dtype)
+    return QuantizedTensor(np.ascontiguousarray(tensor.symbols[index]), tensor.codebook)
+
+
+def _dense(tensor: QuantizedTensor | RawTensor) -> np.ndarray:
+    """The numbers of a tensor, for the analysis."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor.dequantize()
+    if tensor.dtype == "bfloat16":
+        return (tensor.values.astype(np.uint32) << 16).view(np.float32)
+    return tensor.values
+
+
+def _bias_name(weight: str) -> str:
+    return f"{weight.removesuffix('weight')}bias" if weight.endswith("weight") else f"{weight}_bias"
+
+
+def _states_inputs(graph: Graph) -> bool:
+    """Whether an `input` node stands between every network input and its readers."""
+    readers = [node.op for node in graph.nodes for value in node.inputs if value < graph.inputs]
+    return all(op == "input" for op in readers) and all(value >= graph.inputs for value in graph.outputs)
+
+
+def _without_unread_tensors(model: CompressedModel) -> CompressedModel:
+    read = set(model.graph.tensor_names()) if model.graph else set(model.tensors)
+    return replace(model, tensors={name: tensor for name, tensor in model.tensors.items() if name in read})

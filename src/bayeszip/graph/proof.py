@@ -1,0 +1,118 @@
+"""Proof on the spot that two models compute the same: `prove_same`."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.rules.base import ints
+from bayeszip.graph.state import DTYPES
+from bayeszip.graph.to_module import Network, to_module
+from bayeszip.tensors import CompressedModel
+
+__all__ = ["outputs_of", "prove_same", "random_inputs"]
+
+#: Relative to the largest output. A constant that was folded into a bias was rounded to float32 there, once (6e-8);
+#: layers behind it may amplify that somewhat. A border or a sign done wrong is off by far more.
+ROUNDING = 2e-6
+
+
+def prove_same(
+    original: CompressedModel,
+    shrunk: CompressedModel,
+    example_inputs: Sequence[Tensor] | Tensor = (),
+    *,
+    rounding: float = ROUNDING,
+    random_batches: int = 3,
+    seed: int = 0,
+) -> float:
+    """Run both models in float64 on the example inputs and on random ones; the largest difference, relative.
+
+    Raises:
+        ModelError: they differ by more than rounding; the message says by how much and in which output.
+    """
+    examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    networks = [to_module(model, torch.float64) for model in (original, shrunk)]
+    batches = [examples] if examples else []
+    generator = torch.Generator().manual_seed(seed)
+    batches += [random_inputs(original, generator, examples) for _ in range(random_batches)]
+    worst = max((_difference(networks, _in_float64(batch)) for batch in batches), default=0.0)
+    if not worst <= rounding:
+        raise ModelError(
+            f"removing dead units changed what the network computes: outputs differ by {worst:.3g} of the largest, "
+            f"more than rounding ({rounding:.0e}); nothing was written. Please report this network"
+        )
+    return worst
+
+
+def random_inputs(
+    model: CompressedModel, generator: torch.Generator, examples: Sequence[Tensor] = (), batch: int = 4
+) -> tuple[Tensor, ...]:
+    """Inputs of the shapes the graph states: normal numbers, or integers in the range that is known to be valid."""
+    if model.graph is None:
+        raise ModelError("a model without a graph can't be run")
+    stated = {
+        node.inputs[0]: (model.graph.inputs + at, node)
+        for at, node in enumerate(model.graph.nodes)
+        if node.op == "input"
+    }
+    if missing := set(range(model.graph.inputs)) - set(stated):
+        raise ModelError(f"the graph doesn't state the shape of input {min(missing)}")
+    drawn = []
+    for position in range(model.graph.inputs):
+        value, node = stated[position]
+        shape = (batch, *ints(node, "shape"))
+        dtype: torch.dtype = DTYPES[str(node.attributes["dtype"])]
+        if dtype.is_floating_point:
+            drawn.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
+        else:
+            low, high = _valid_integers(model, value, examples[position] if examples else None)
+            drawn.append(torch.randint(low, high + 1, shape, generator=generator).to(dtype))
+    return tuple(drawn)
+
+
+def _valid_integers(model: CompressedModel, value: int, example: Tensor | None) -> tuple[int, int]:
+    """A range that an integer input may have: the example's, else the rows of the smallest embedding that reads it."""
+    if example is not None and example.numel():
+        return int(example.min()), int(example.max())
+    nodes = model.graph.nodes if model.graph else ()
+    rows = [
+        model.tensors[str(node.tensors[0])].shape[0]
+        for node in nodes
+        if node.op == "embedding" and value in node.inputs
+    ]
+    return 0, min(rows, default=2) - 1
+
+
+def _in_float64(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(each.detach().cpu().double() if each.is_floating_point() else each.detach().cpu() for each in batch)
+
+
+def _difference(networks: Sequence[Network], inputs: tuple[Tensor, ...]) -> float:
+    with torch.no_grad():
+        expected, found = (network(*inputs) for network in networks)
+    worst = 0.0
+    for one, other in zip(outputs_of(expected), outputs_of(found), strict=True):
+        if one.shape != other.shape:
+            raise ModelError(f"removing dead units changed an output's shape from {one.shape} to {other.shape}")
+        # Where both overflow alike they agree; what overflows in one alone is a difference without measure.
+        alike = (one == other) | (one.isnan() & other.isnan())
+        finite = one.isfinite()
+        scale = max(float(one[finite].abs().max()) if finite.any() else 0.0, torch.finfo(torch.float64).tiny)
+        gaps = (one - other)[~alike].abs() / scale
+        if gaps.numel():
+            worst = max(worst, float(gaps.nan_to_num(nan=math.inf).max()))
+    return worst
+
+
+def outputs_of(result: object) -> list[Tensor]:
+    """The tensors a network returned, however it holds them."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, dict):
+        return [tensor for each in result.values() for tensor in outputs_of(each)]
+    if isinstance(result, list | tuple):
+        return [tensor for each in result for tensor in outputs_of(each)]
+    return []

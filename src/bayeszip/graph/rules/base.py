@@ -1,0 +1,194 @@
+"""The words the rules speak: shapes with a free batch size, coordinates and their atoms, constants.
+
+A value of shape (batch, 20, 12, 12) has 20 + 12 + 12 *coordinates* besides the batch. Coordinates that can only be
+removed together (a channel before and after ReLU, on both sides of a residual sum, the row of the weight that
+computes it) form an *atom*. An atom leaves the network as a whole or not at all; one that some operator can't do
+without in any case is *pinned*.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayeszip.errors import ModelError
+from bayeszip.operators import AttributeValue
+from bayeszip.tensors import Node
+
+__all__ = [
+    "UNKNOWN",
+    "Atoms",
+    "Folded",
+    "Rule",
+    "Shape",
+    "Site",
+    "Tensor",
+    "Value",
+    "along",
+    "extent",
+    "ints",
+    "spread",
+    "unknown",
+]
+
+#: A dimension of −k is k times the batch size; other dimensions are plain sizes.
+Shape = tuple[int, ...]
+
+#: Where an activation isn't known to be constant, its constant is NaN.
+UNKNOWN = float("nan")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An activation: its shape, the atoms of each dimension, and what is known to be constant in it.
+
+    Args:
+        coordinates: for each dimension, the atom of each coordinate (of the batch dimension: one atom).
+        constants: float64, one element or all along each dimension; NaN where the activation varies.
+    """
+
+    shape: Shape
+    coordinates: tuple[np.ndarray, ...]
+    constants: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the model as a node sees it."""
+
+    name: str
+    values: np.ndarray
+    coordinates: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node where it stands: the values around it and the tensors it owns, by role.
+
+    Args:
+        foldable: whether a constant that this node reads may be added to its bias.
+    """
+
+    node: Node
+    inputs: tuple[Value, ...]
+    output: Value
+    tensors: tuple[Tensor | None, ...]
+    foldable: bool = False
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Constants that go: what each output coordinate gains in their place, and the weights that go with them."""
+
+    gain: np.ndarray
+    weights: np.ndarray
+
+
+class Atoms:
+    """Coordinates and which of them belong together: a union-find that is solved once, at the end."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._joined: list[tuple[np.ndarray, np.ndarray]] = []
+        self._pinned: list[np.ndarray] = []
+
+    def new(self, count: int) -> np.ndarray:
+        """So many coordinates, each an atom of its own as yet."""
+        self._count += count
+        return np.arange(self._count - count, self._count)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> None:
+        """Coordinate by coordinate, these two stay or go together."""
+        first, second = np.broadcast_arrays(first, second)
+        self._joined.append((first.ravel(), second.ravel()))
+
+    def pin(self, *coordinates: np.ndarray) -> None:
+        """These stay."""
+        self._pinned.extend(np.ravel(each) for each in coordinates)
+
+    def solve(self) -> tuple[np.ndarray, np.ndarray]:
+        """The atom of each coordinate, and for each atom whether it is pinned."""
+        atom = np.arange(self._count)
+        if self._joined:
+            first = np.concatenate([pair[0] for pair in self._joined])
+            second = np.concatenate([pair[1] for pair in self._joined])
+            while True:
+                low = np.minimum(atom[first], atom[second])
+                before = atom.copy()
+                # Both the coordinates and the atoms they stood for move to the lowest, then paths are shortened.
+                for end in (first, second):
+                    np.minimum.at(atom, before[end], low)
+                    np.minimum.at(atom, end, low)
+                while not np.array_equal(shorter := atom[atom], atom):
+                    atom = shorter
+                if np.array_equal(atom, before):
+                    break
+        pinned = np.zeros(self._count, dtype=bool)
+        for coordinates in self._pinned:
+            pinned[atom[coordinates]] = True
+        return atom, pinned
+
+
+class Rule:
+    """What an operator does to shapes, atoms, constants and liveness.
+
+    What a subclass leaves out is safe: everything around the node is pinned and nothing is known about its output.
+    """
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        """The shape of the output; ModelError if the operator can't be applied to these shapes."""
+        raise NotImplementedError
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        """Join the coordinates that go together; pin those that must stay."""
+        for each in (*site.inputs, site.output, *site.tensors):
+            if each is not None:
+                atoms.pin(*each.coordinates)
+
+    def constants(self, site: Site) -> np.ndarray:
+        """What is constant in the output, from what is constant in the inputs."""
+        return unknown(site.output.shape)
+
+    def needs(self, site: Site, live: np.ndarray) -> None:
+        """Mark in `live` the atoms that the live coordinates of the output are computed from."""
+
+    def fold(self, site: Site, live: np.ndarray) -> Folded | None:
+        """What the constants on the dead coordinates of the input leave behind (None: nothing)."""
+        return None
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        """The attributes that change when only the live ones (`count`) of some coordinates remain."""
+        return {}
+
+
+def ints(node: Node, name: str) -> tuple[int, ...]:
+    """An attribute that is a tuple of integers."""
+    value = node.attributes[name]
+    if not isinstance(value, tuple):
+        raise ModelError(f"{node.op}: attribute {name} must be a tuple of integers, not {value!r}")
+    return value
+
+
+def extent(size: int) -> int:
+    """How many coordinates a dimension of this size has: its size for a batch of one."""
+    return abs(size)
+
+
+def unknown(shape: Shape) -> np.ndarray:
+    """Nothing is known about a value of this shape."""
+    return np.full((1,) * len(shape), UNKNOWN)
+
+
+def spread(constants: np.ndarray, shape: Shape) -> np.ndarray:
+    """The constants with all elements of every dimension, for a batch of one."""
+    return np.broadcast_to(constants, tuple(extent(size) for size in shape))
+
+
+def along(constants: np.ndarray, dim: int, size: int) -> np.ndarray:
+    """For each coordinate of one dimension the constant it has whatever the other dimensions; NaN if there is none."""
+    moved = np.moveaxis(constants, dim, 0).reshape(constants.shape[dim], -1)
+    if moved.shape[1] == 0:
+        return np.full(size, UNKNOWN)
+    first = moved[:, :1]
+    same = (moved == first).all(axis=1)  # NaN equals nothing: unknown stays unknown
+    return np.broadcast_to(np.where(same, first[:, 0], UNKNOWN), (size,))

@@ -1,0 +1,190 @@
+"""Linear layers and convolutions: where units are computed from others, and constants meet biases."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.rules.base import UNKNOWN, Atoms, Folded, Rule, Shape, Site, along, ints
+from bayeszip.operators import AttributeValue
+from bayeszip.tensors import Node
+
+__all__ = ["Convolution", "Linear"]
+
+
+class Linear(Rule):
+    """y = x·Wᵀ + b over the last dimension; the dimensions before it pass through."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), weight = inputs, tensors[0]
+        if weight is None or len(weight) != 2 or not shape or weight[1] != shape[-1]:
+            raise ModelError(f"linear: a weight of shape {weight} can't be applied to a value of shape {shape}")
+        _check_bias(node, tensors[1], weight[0])
+        return (*shape[:-1], weight[0])
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        before, after = site.inputs[0].coordinates, site.output.coordinates
+        for one, other in zip(before[:-1], after[:-1], strict=True):
+            atoms.join(one, other)
+        weight, bias = site.tensors
+        if weight is not None:
+            atoms.join(weight.coordinates[0], after[-1])
+            atoms.join(weight.coordinates[1], before[-1])
+        if bias is not None:
+            atoms.join(bias.coordinates[0], after[-1])
+
+    def constants(self, site: Site) -> np.ndarray:
+        rows = _affine(site, along(site.inputs[0].constants, -1, site.inputs[0].shape[-1]))
+        return rows.reshape((1,) * (len(site.output.shape) - 1) + (-1,))
+
+    def needs(self, site: Site, live: np.ndarray) -> None:
+        columns = site.inputs[0].coordinates[-1]
+        constants = along(site.inputs[0].constants, -1, len(columns))
+        used = _connected(site)[live[site.output.coordinates[-1]]].any(axis=0)
+        free = (constants == 0) | (site.foldable & np.isfinite(constants))
+        live[columns[used & ~free]] = True
+
+    def fold(self, site: Site, live: np.ndarray) -> Folded | None:
+        columns = site.inputs[0].coordinates[-1]
+        constants = along(site.inputs[0].constants, -1, len(columns))
+        return _folded(site, constants, ~live[columns])
+
+
+class Convolution(Rule):
+    """A convolution over `rank` dimensions behind the channels, which lie in dimension 1."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), weight, groups = inputs, tensors[0], _groups(node)
+        if len(shape) != self._rank + 2 or weight is None or len(weight) != self._rank + 2:
+            raise ModelError(f"{node.op}: a weight of shape {weight} can't be applied to a value of shape {shape}")
+        if weight[1] * groups != shape[1] or weight[0] % groups:
+            raise ModelError(f"{node.op}: a weight of shape {weight} in {groups} groups can't read {shape[1]} channels")
+        _check_bias(node, tensors[1], weight[0])
+        per_dim = zip(
+            shape[2:], weight[2:], ints(node, "stride"), ints(node, "padding"), ints(node, "dilation"), strict=True
+        )
+        sizes = [_convolved(*each) for each in per_dim]
+        if min(sizes) < 1:
+            raise ModelError(f"{node.op}: the kernel {weight[2:]} is larger than its input of shape {shape}")
+        return (shape[0], weight[0], *sizes)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        before, after = site.inputs[0].coordinates, site.output.coordinates
+        weight, bias = site.tensors
+        atoms.pin(before[0], after[0], *before[2:], *after[2:])
+        if bias is not None:
+            atoms.join(bias.coordinates[0], after[1])
+        if weight is None:
+            return
+        atoms.join(weight.coordinates[0], after[1])
+        atoms.pin(*weight.coordinates[2:])
+        groups = _groups(site.node)
+        if groups == 1:
+            atoms.join(weight.coordinates[1], before[1])
+        else:
+            _couple_groups(before[1], after[1], groups, atoms)
+            atoms.pin(weight.coordinates[1])
+
+    def constants(self, site: Site) -> np.ndarray:
+        channels = self._channels(site)
+        if self._pads_zeros(site):
+            channels = np.where(channels == 0, 0.0, UNKNOWN)
+        rows = _affine(site, channels)
+        return rows.reshape(1, -1, *(1,) * self._rank)
+
+    def needs(self, site: Site, live: np.ndarray) -> None:
+        if _groups(site.node) > 1:
+            return  # a group's inputs and outputs are one atom
+        channels = self._channels(site)
+        used = _connected(site)[live[site.output.coordinates[1]]].any(axis=0)
+        # At a border that is padded with zeros the constant isn't there: only zero goes without a trace.
+        free = (channels == 0) | (site.foldable & (not self._pads_zeros(site)) & np.isfinite(channels))
+        live[site.inputs[0].coordinates[1][used & ~free]] = True
+
+    def fold(self, site: Site, live: np.ndarray) -> Folded | None:
+        if _groups(site.node) > 1:
+            return None
+        return _folded(site, self._channels(site), ~live[site.inputs[0].coordinates[1]])
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        groups = _groups(site.node)
+        if groups == 1:
+            return {}
+        return {"groups": count(site.inputs[0].coordinates[1][:: site.inputs[0].shape[1] // groups])}
+
+    def _channels(self, site: Site) -> np.ndarray:
+        return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
+
+    def _pads_zeros(self, site: Site) -> bool:
+        return site.node.attributes["padding_mode"] == "zeros" and any(ints(site.node, "padding"))
+
+
+def _couple_groups(before: np.ndarray, after: np.ndarray, groups: int, atoms: Atoms) -> None:
+    """A group leaves as a whole: stock layers can't hold groups of different sizes."""
+    leaders = before[:: len(before) // groups]
+    atoms.join(before, np.repeat(leaders, len(before) // groups))
+    atoms.join(after, np.repeat(leaders, len(after) // groups))
+
+
+def _connected(site: Site) -> np.ndarray:
+    """Which outputs read which inputs: outputs × inputs, true where any weight between the two is not zero."""
+    return np.any(_dense(_weight(site) != 0, site), axis=tuple(range(2, _weight(site).ndim)))
+
+
+def _summed(site: Site) -> np.ndarray:
+    """Outputs × inputs, what a constant input is multiplied by: the weights summed over the kernel."""
+    return _dense(_weight(site).astype(np.float64), site).sum(axis=tuple(range(2, _weight(site).ndim)))
+
+
+def _dense(weight: np.ndarray, site: Site) -> np.ndarray:
+    """A grouped weight as the weight of one group, with nothing between the groups."""
+    groups = _groups(site.node) if "groups" in site.node.attributes else 1
+    if groups == 1:
+        return weight
+    rows, columns = weight.shape[0] // groups, weight.shape[1]
+    dense = np.zeros((groups, rows, groups, *weight.shape[1:]), dtype=weight.dtype)
+    for group in range(groups):
+        dense[group, :, group] = weight[group * rows : (group + 1) * rows]
+    return dense.reshape(groups * rows, groups * columns, *weight.shape[2:])
+
+
+def _weight(site: Site) -> np.ndarray:
+    weight = site.tensors[0]
+    if weight is None:
+        raise ModelError(f"{site.node.op} has no weight")
+    return weight.values
+
+
+def _affine(site: Site, constants: np.ndarray) -> np.ndarray:
+    """The constant of each row; NaN where it reads anything that varies."""
+    known, bias = np.isfinite(constants), site.tensors[1]
+    rows = _summed(site) @ np.where(known, constants, 0.0) + (0.0 if bias is None else bias.values)
+    return np.where(_connected(site)[:, ~known].any(axis=1), UNKNOWN, rows)
+
+
+def _folded(site: Site, constants: np.ndarray, dead: np.ndarray) -> Folded | None:
+    columns = dead & np.isfinite(constants) & (constants != 0)
+    if not columns.any():
+        return None
+    return Folded(_summed(site)[:, columns] @ constants[columns], _weight(site)[:, columns])
+
+
+def _groups(node: Node) -> int:
+    groups = node.attributes["groups"]
+    if not isinstance(groups, int) or groups < 1:
+        raise ModelError(f"{node.op}: groups must be at least 1, not {groups!r}")
+    return groups
+
+
+def _check_bias(node: Node, bias: Shape | None, rows: int) -> None:
+    if bias is not None and bias != (rows,):
+        raise ModelError(f"{node.op}: a bias of shape {bias} doesn't fit {rows} outputs")
+
+
+def _convolved(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    if min(kernel, stride, dilation) < 1 or padding < 0:
+        raise ModelError("a convolution's kernel, stride and dilation must be at least 1, its padding at least 0")
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1

@@ -1,0 +1,92 @@
+"""Tensors of torch and tensors of a file, bit for bit: `from_state`, `to_raw`, `to_torch`."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayeszip.errors import ModelError
+from bayeszip.tensors import RAW_DTYPES, Graph, QuantizedTensor, RawTensor
+
+__all__ = ["DTYPES", "from_state", "to_raw", "to_torch"]
+
+#: dtype name → torch's.
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def from_state(
+    module: nn.Module, quantized: Mapping[str, QuantizedTensor] | None = None, graph: Graph | None = None
+) -> dict[str, QuantizedTensor | RawTensor]:
+    """All tensors of a module by name, in its own order: the quantized ones as given, the others bit for bit.
+
+    Of tied tensors the first name stands for all. Buffers that a state dict leaves out are taken only if the graph
+    reads them, as are the constants that tracing found.
+
+    Raises:
+        ModelError: a quantized tensor's name or shape isn't the module's, or a tensor is of a dtype that can't be
+            stored.
+    """
+    quantized = dict(quantized or {})
+    read = set(graph.tensor_names()) if graph else set()
+    stored = set(module.state_dict(keep_vars=True))
+    tensors: dict[str, QuantizedTensor | RawTensor] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named():
+            if name in quantized:
+                tensors[name] = _fitting(name, quantized.pop(name), tensor)
+            elif name in stored or name in read:
+                tensors[name] = to_raw(tensor, name)
+    if quantized:
+        raise ModelError(f"{type(module).__name__} has no tensors named {sorted(quantized)}")
+    return tensors | {name: to_raw(torch.as_tensor(value), name) for name, value in _constants(graph).items()}
+
+
+def to_raw(tensor: Tensor, name: str = "a tensor") -> RawTensor:
+    """A torch tensor, its bits kept.
+
+    Raises:
+        ModelError: the tensor has no values (meta), isn't dense, or its dtype can't be stored.
+    """
+    if tensor.is_meta:
+        raise ModelError(f"{name} is on the meta device: it has no values")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ModelError(f"{name} isn't a dense tensor but {tensor.layout}: make it dense first")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in RAW_DTYPES:
+        raise ModelError(f"{name} has dtype {tensor.dtype}, which can't be stored; known: {', '.join(RAW_DTYPES)}")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.int16)
+    return RawTensor(plain.numpy().copy().view(RAW_DTYPES[dtype]).reshape(tuple(tensor.shape)), dtype)
+
+
+def to_torch(tensor: QuantizedTensor | RawTensor) -> Tensor:
+    """The torch tensor of its own memory: float32 for a quantized one, the very bits for a raw one."""
+    if isinstance(tensor, QuantizedTensor):
+        return torch.from_numpy(np.array(tensor.dequantize()))
+    values = tensor.values.copy()
+    if tensor.dtype == "bfloat16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def _fitting(name: str, quantized: QuantizedTensor, tensor: Tensor) -> QuantizedTensor:
+    if quantized.shape != tuple(tensor.shape):
+        raise ModelError(f"{name} is quantized as {quantized.shape} but has shape {tuple(tensor.shape)}")
+    return quantized
+
+
+def _constants(graph: Graph | None) -> Mapping[str, Tensor]:
+    return {}

@@ -1,0 +1,194 @@
+"""From a compressed model to a plain module of stock layers that computes its graph: `to_module`."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.errors import FormatError, ModelError
+from bayeszip.graph.run import COMPUTE, LAYERS
+from bayeszip.graph.state import to_torch
+from bayeszip.operators import OPERATORS, AttributeValue
+from bayeszip.tensors import CompressedModel, Graph, Node
+
+__all__ = ["Network", "to_module"]
+
+#: Roles that are statistics, not parameters.
+_BUFFER_ROLES = ("running_mean", "running_var", "buffer")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node, ready to run: the stock layer at a path, or an operator on tensors by name."""
+
+    op: str
+    inputs: tuple[int, ...]
+    layer: str | None
+    tensors: tuple[str | None, ...]
+    attributes: dict[str, AttributeValue]
+    last_used: tuple[int, ...]
+
+
+class Network(nn.Module):
+    """A network that computes a graph. Its layers are stock ones, under the names they had where they come from."""
+
+    def __init__(self, steps: tuple[_Step, ...], outputs: tuple[int, ...], inputs: int) -> None:
+        super().__init__()
+        self._bayeszip_steps = steps
+        self._bayeszip_outputs = outputs
+        self._bayeszip_inputs = inputs
+
+    def forward(self, x: Tensor, *more: Tensor) -> Any:
+        values: list[Tensor | None] = [x, *more]
+        if len(values) != self._bayeszip_inputs:
+            raise TypeError(f"the network takes {self._bayeszip_inputs} inputs, not {len(values)}")
+        for step in self._bayeszip_steps:
+            arguments: list[Any] = [values[value] for value in step.inputs]
+            if step.layer is not None:
+                values.append(self.get_submodule(step.layer)(*arguments))
+            else:
+                tensors = [None if name is None else self._bayeszip_tensor(name) for name in step.tensors]
+                values.append(COMPUTE[step.op](arguments, tensors, step.attributes))
+            for value in step.last_used:
+                values[value] = None
+        results = tuple(values[value] for value in self._bayeszip_outputs)
+        return results[0] if len(results) == 1 else results
+
+    def _bayeszip_tensor(self, name: str) -> Tensor:
+        owner, _, leaf = name.rpartition(".")
+        return getattr(self.get_submodule(owner), leaf)
+
+
+def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Network:
+    """The plain module of a compressed model, in eval mode, its floating-point tensors in `dtype`.
+
+    Nothing that the model names is imported or executed: operators come from the closed list, and names only ever
+    become names of submodules and parameters. One output is returned as it is, several as a tuple.
+
+    Raises:
+        ModelError: the model has no graph.
+        FormatError: a tensor's name can't be the name of a parameter.
+    """
+    if model.graph is None:
+        raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
+    layers = _layers(model.graph, model)
+    network = Network(tuple(_steps(model.graph, layers)), model.graph.outputs, model.graph.inputs)
+    for path in sorted(layers, key=lambda path: path.count(".")):
+        _place(network, path, _built(layers[path], model))
+    buffers = _buffer_names(model.graph)
+    for name, tensor in model.tensors.items():
+        value = to_torch(tensor)
+        value = value.to(dtype) if value.is_floating_point() else value
+        _register(network, name, value, is_buffer=name in buffers or not value.is_floating_point())
+    return network.eval()
+
+
+def _layers(graph: Graph, model: CompressedModel) -> dict[str, Node]:
+    """The paths at which a stock layer can stand, each with the node that it computes."""
+    found: dict[str, Node] = {}
+    for node in graph.nodes:
+        path = _layer_path(node, model)
+        if path is not None:
+            found.setdefault(path, node)
+    return found
+
+
+def _layer_path(node: Node, model: CompressedModel) -> str | None:
+    """Where the node's stock layer would stand: the common prefix of its tensors, if they are named by their roles."""
+    if node.op not in LAYERS:
+        return None
+    roles = OPERATORS[node.op].tensors
+    path = next((name.rpartition(".")[0] for name in node.tensors if name is not None), "")
+    if not path:
+        return None
+    for role, name in zip(roles, node.tensors, strict=True):
+        own = f"{path}.{role}"
+        if (name is None and own in model.tensors) or (name is not None and name != own):
+            return None
+    return path
+
+
+def _steps(graph: Graph, layers: dict[str, Node]) -> Iterator[_Step]:
+    path_of = {_signature(node): path for path, node in layers.items()}
+    last_use = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
+    for position, node in enumerate(graph.nodes):
+        used_up = {value for value in node.inputs if last_use[value] == position} - set(graph.outputs)
+        path = path_of.get(_signature(node))
+        yield _Step(node.op, node.inputs, path, node.tensors, dict(node.attributes), tuple(sorted(used_up)))
+
+
+def _signature(node: Node) -> tuple[object, ...]:
+    """What two nodes that one layer computes have in common."""
+    return node.op, node.tensors, tuple(sorted(node.attributes.items()))
+
+
+def _built(node: Node, model: CompressedModel) -> nn.Module:
+    shapes = [None if name is None else model.tensors[name].shape for name in node.tensors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a layer without elements is none of torch's business here
+        try:
+            return LAYERS[node.op](shapes, node.attributes)
+        except (ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
+            raise FormatError(f"{node.op} can't be built from tensors of shapes {shapes}: {error}") from error
+
+
+def _place(root: nn.Module, path: str, layer: nn.Module) -> None:
+    owner, leaf = _owner(root, path)
+    _check_free(owner, leaf, path)
+    owner.add_module(leaf, layer)
+
+
+def _register(root: nn.Module, name: str, value: Tensor, *, is_buffer: bool) -> None:
+    """Put a tensor at its name; in a stock layer, in the place that waits for it."""
+    owner, leaf = _owner(root, name)
+    parameter, buffer = owner._parameters.get(leaf), owner._buffers.get(leaf)
+    if parameter is not None and parameter.is_meta:
+        owner._parameters[leaf] = nn.Parameter(value)
+    elif buffer is not None and buffer.is_meta:
+        owner._buffers[leaf] = value
+    else:
+        _check_free(owner, leaf, name)
+        if is_buffer:
+            owner.register_buffer(leaf, value)
+        else:
+            owner.register_parameter(leaf, nn.Parameter(value))
+
+
+def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a name, made of plain containers where it isn't there yet, and the name's last part."""
+    *path, leaf = name.split(".")
+    owner = root
+    for part in path:
+        if part not in owner._modules:
+            _check_free(owner, part, name)
+            owner.add_module(part, nn.Module())
+        child = owner._modules[part]
+        if child is None:
+            raise _refused(name, f"{part!r} is taken")
+        owner = child
+    return owner, leaf
+
+
+def _check_free(owner: nn.Module, part: str, name: str) -> None:
+    if not part:
+        raise _refused(name, "a part of it is empty")
+    if part.startswith(("__", "_bayeszip")):
+        raise _refused(name, f"{part!r} is reserved")
+    if hasattr(owner, part):
+        raise _refused(name, f"{part!r} is an attribute of {type(owner).__name__} or taken by another tensor")
+
+
+def _refused(name: str, reason: str) -> FormatError:
+    return FormatError(f"a tensor can't be called {ascii(name)[:120]}: {reason}")
+
+
+def _buffer_names(graph: Graph) -> set[str]:
+    return {
+        name
+        for node in graph.nodes
+        for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True)
+        if name is not None and role in _BUFFER_ROLES
+    }
