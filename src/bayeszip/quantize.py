@@ -11,6 +11,7 @@ Components that coincide, or that no weight chose, disappear from the codebook.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -138,8 +139,7 @@ def _assign(weight: GaussianTensor, mixture: Mixture, prune_rate: float, group: 
     for start in range(0, flat.size, step):
         best = mixture.log_joint(flat[start : start + step]).argmax(axis=1)
         symbols[start : start + step] = group[best] + first
-    symbols = symbols.reshape(weight.theta.shape)
-    return np.where(_pruned(weight, prune_rate), 0, symbols)
+    return np.where(_pruned(weight, prune_rate), 0, symbols.reshape(weight.theta.shape))
 
 
 def _merge(mixture: Mixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -151,7 +151,7 @@ def _merge(mixture: Mixture, within: float, *, pinned: bool) -> tuple[np.ndarray
     order = np.argsort(mixture.means, kind="stable")
     variances = np.exp(-mixture.log_precisions)
     label = np.zeros(len(mixture), np.int64)
-    for left, right in zip(order[:-1], order[1:], strict=True):
+    for left, right in pairwise(order):
         reach = within * np.sqrt(variances[left] + variances[right])
         label[right] = label[left] + (mixture.means[right] - mixture.means[left] > reach)
     if pinned:

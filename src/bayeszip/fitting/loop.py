@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -285,13 +285,13 @@ def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> fl
 
 
 def count_examples(batches: Iterable[Any]) -> int:
-    """N: how many examples a pass over `batches` has; asks `batches.dataset` first, counts otherwise."""
-    for source in (batches, getattr(batches, "dataset", None)):
-        if hasattr(source, "n"):
-            return int(source.n)
-        if source is not batches and isinstance(source, Sized):
+    """N: how many examples a pass over `batches` has; asks `batches`, its sampler or its dataset, or else counts."""
+    if hasattr(batches, "n"):
+        return int(batches.n)
+    for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
+        if isinstance(source, Sized):
             return len(source)
-    total = sum(len(cast(Sized, targets)) for _, targets in batches)
+    total = sum(len(targets) for _, targets in batches)
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total

@@ -63,7 +63,7 @@ def to_stock(module: nn.Module) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, VariationalLayer):
             layer.end_posterior()
-            layer.__class__ = _STOCK_OF_VARIATIONAL[type(layer)]
+            layer.__class__ = _STOCK_OF_VARIATIONAL[type(layer)]  # type: ignore[assignment]
     return module
 
 

@@ -68,7 +68,7 @@ def kl_log_uniform_slope(log_alpha: Tensor) -> Tensor:
 
 
 def log_joint(theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor) -> Tensor:
-    """log π_k + log N(θ_i | μ_k, λ_k⁻¹) for each weight i (rows) and component k (columns): the terms of eq. 5's sum."""
+    """log π_k + log N(θ_i | μ_k, λ_k⁻¹) for weights i (rows) and components k (columns): the terms of eq. 5's sum."""
     deviation2 = (theta.unsqueeze(-1) - means).square()
     return (log_proportions + 0.5 * log_precisions - _HALF_LOG_2PI) - 0.5 * log_precisions.exp() * deviation2
 

@@ -77,7 +77,7 @@ def kl_with_slopes(theta: np.ndarray, log_sigma2: np.ndarray, by_theta: np.ndarr
     total = 0.0
     for start in range(0, theta.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        total += _kl_block(theta[block], log_sigma2[block], by_theta[block], by_log_sigma2[block])
+        total += float(_kl_block(theta[block], log_sigma2[block], by_theta[block], by_log_sigma2[block]))
     return total
 
 
@@ -118,5 +118,5 @@ def read_grid(
             moments[node, 0] += _f(1)
             moments[node, 1] += offset
             moments[node, 2] += offset * offset
-        total += block
+        total += float(block)
     return total

@@ -59,13 +59,15 @@ class Live(NamedTuple):
 class VariationalLayer(nn.Module):
     """What all variational layers share. Abstract: subclasses say how they are `_linear` in their weights."""
 
+    weight: Any
+    bias: Any
     weight_log_sigma2: nn.Parameter | None
     bias_log_sigma2: nn.Parameter | None
     #: Sample in training. Off for soft weight sharing alone, whose posterior is a delta peak.
     noise: bool
     #: Set while the layer computes only the rows and columns that are alive; see `compaction`.
     live: "Live | None"
-    #: Dimension of an activation that a weight's rows (outputs) and columns (inputs) belong to; None: can't be compacted.
+    #: The dimension of activations that a weight's rows and columns stand for; None: can't be compacted.
     _channel_dim: int | None = None
 
     def start_posterior(self, log_sigma2: float, biases: bool) -> None:
@@ -131,7 +133,7 @@ class VariationalLinear(VariationalLayer, nn.Linear):
 class _VariationalConv(VariationalLayer):
     # Padding, whatever its mode, copies or adds zeros; it therefore commutes with the square of the input.
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
-        return self._conv_forward(input, weight, bias)  # type: ignore[operator, no-any-return]
+        return self._conv_forward(input, weight, bias)  # type: ignore[operator]
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)

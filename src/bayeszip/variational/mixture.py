@@ -86,7 +86,7 @@ class MixturePrior(nn.Module):
         return log_gamma_density(self.log_precisions, self.hyper_shape, self.hyper_rate).sum()
 
     def tighten(self, std: float) -> None:
-        """Move the hyper-prior's mode to precision 1/std², keeping its shape (a relative spread of a^-½), and follow it."""
+        """Move all components, and the hyper-prior's mode, to precision 1/std²; its relative spread a^-½ stays."""
         self.hyper_rate = (self.hyper_shape - 1) * std**2
         with torch.no_grad():
             self.log_precisions.fill_(-2 * math.log(std))
