@@ -80,6 +80,8 @@ class PaperCoder:
         parts.append(Part(None, "padding", source.position, 8 * end))
         if source.get(source.end - source.position, "the end"):
             raise NotCanonical("the last byte is not filled with zeros")
+        if self.write(CompressedModel(tensors), outline) != data[start:end]:
+            raise NotCanonical("the weights are not laid out in the prescribed way")
         return tensors
 
 

@@ -1,0 +1,208 @@
+"""The default coder: every decision by an adaptive probability, all in one range-coded stream.
+
+Nothing travels that a decoder can find out by itself. A tensor begins with a bit that says if it holds any weight;
+then come its density, its lag, its live rows and columns, and its live cells.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayeszip.codec.counting import Counts, code_counted
+from bayeszip.codec.header import Outline, TensorOutline
+from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, survey_of, view_of
+from bayeszip.codec.mixing import Memory, Mixture, code_flags, code_mixed, deepest_levels
+from bayeszip.codec.parts import Part
+from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
+from bayeszip.codec.rawbytes import RawMemory, code_raw, from_planes, noise_of, planes_of
+from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
+
+__all__ = ["ContextCoder"]
+
+_DENSITY_BITS = SPARSEST.bit_length()
+_LAG_BITS = (MOST_LAG - 1).bit_length()
+_BLOCK = 1 << 18
+_NO_UNITS = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ContextCoder:
+    """Adaptive contexts and a range coder. It has no options."""
+
+    @property
+    def option(self) -> int:
+        return 0
+
+    @classmethod
+    def of_option(cls, option: int) -> "ContextCoder":
+        if option:
+            raise InvalidField(f"the coder 'context' has no option {option}")
+        return cls()
+
+    def write(self, model: CompressedModel, outline: Outline) -> bytes:
+        """All tensors in order."""
+        encoder = RangeEncoder()
+        stream = _Stream(encoder, outline)
+        for described in outline.tensors:
+            tensor = model.tensors[described.name]
+            if isinstance(tensor, QuantizedTensor):
+                stream.quantized(described, tensor.symbols.reshape(-1))
+            else:
+                stream.raw(described, planes_of(tensor.values, tensor.dtype))
+        return encoder.finish()
+
+    def read(
+        self, outline: Outline, data: bytes, start: int, end: int, parts: list[Part]
+    ) -> dict[str, QuantizedTensor | RawTensor]:
+        """The tensors in `data[start:end]`; what took which bytes is added to `parts`."""
+        decoder = RangeDecoder(data, start, end)
+        stream = _Stream(decoder, outline)
+        tensors: dict[str, QuantizedTensor | RawTensor] = {}
+        for described in outline.tensors:
+            begin = decoder.position
+            if described.dtype is None:
+                tensors[described.name] = stream.read_quantized(described)
+            else:
+                tensors[described.name] = stream.read_raw(described, described.dtype)
+            parts.append(Part(described.name, "weights", 8 * begin, 8 * decoder.position))
+        parts.append(Part(None, "end", 8 * decoder.position, 8 * end))
+        decoder.finish()
+        return tensors
+
+
+class _Stream:
+    """Codes tensors in either direction; holds what the models learn from one tensor to the next.
+
+    Every method takes what is to be written and returns what was coded, which is the same; a decoder's caller hands
+    in zeros.
+    """
+
+    def __init__(self, coder: RangeEncoder | RangeDecoder, outline: Outline) -> None:
+        self.coder = coder
+        self.outline = outline
+        self.memory = Memory.fresh()
+        self.raw_memory: dict[int, RawMemory] = {}
+        self.shared: dict[int, np.ndarray] = {}
+        self.units = _NO_UNITS
+
+    def quantized(self, described: TensorOutline, symbols: np.ndarray) -> None:
+        """Writes a tensor's symbols."""
+        if not symbols.size:
+            return
+        filled = bool(symbols.any())
+        self.coder.bits(int(filled), 1)
+        view = view_of(described.shape)
+        if filled:
+            ranks = _ranks(self._codebook(described))
+            plain = np.array_equal(ranks, np.arange(ranks.size))
+            # The loops write back what they code: they get a copy unless the ranks differ anyway.
+            coded = symbols.copy() if plain else ranks.astype(symbols.dtype)[symbols]
+            self._cells(described, view, self._survey(view, survey_of(symbols, view)), coded)
+        self._remember(described, view, symbols)
+
+    def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
+        codebook = self._codebook(described)
+        symbols = np.zeros(described.size, dtype=np.uint8 if codebook.size <= 2**8 else np.uint16)
+        if symbols.size:
+            view = view_of(described.shape)
+            if self.coder.bits(0, 1):
+                symbols = self._read_filled(described, view, codebook, symbols)
+            self._remember(described, view, symbols)
+        symbols.flags.writeable = False
+        return QuantizedTensor(symbols.reshape(described.shape), codebook)
+
+    def _read_filled(
+        self, described: TensorOutline, view: View, codebook: np.ndarray, symbols: np.ndarray
+    ) -> np.ndarray:
+        if codebook.size == 1:
+            raise CorruptPayload("a tensor has weights, but no value for them")
+        survey = self._survey(view, None)
+        self._cells(described, view, survey, symbols)
+        if not symbols.any() or survey_of(symbols, view) != survey:
+            raise NotCanonical("a tensor's rows, columns, density or lag are not the ones that its weights show")
+        ranks = _ranks(codebook)
+        if not np.array_equal(ranks, np.arange(ranks.size)):
+            symbols = np.argsort(ranks).astype(symbols.dtype)[symbols]
+        return symbols
+
+    def _codebook(self, described: TensorOutline) -> np.ndarray:
+        return np.frombuffer(self.outline.codebooks[described.codebook or 0], dtype="<f4")
+
+    def _survey(self, view: View, known: Survey | None) -> Survey:
+        """What is said beforehand: the density; the lag, where it isn't known; live rows; live columns."""
+        density = self.coder.bits(known.density if known else 0, _DENSITY_BITS)
+        lag = view.lag
+        if view.mixed and view.flagged and not lag:
+            lag = self.coder.bits(known.lag if known else 0, _LAG_BITS)
+        rows = known.rows.copy() if known else np.ones(view.rows, dtype=np.uint8)
+        columns = known.columns.copy() if known else np.ones(view.columns, dtype=np.uint8)
+        if view.flagged:
+            self.coder.reserve(3 * (rows.size + columns.size))
+            state, buffer = self.coder.state, self.coder.buffer
+            code_flags(state, buffer, rows, _NO_UNITS, 0, self.memory.flags[0])
+            code_flags(state, buffer, columns, self._inputs(view), lag, self.memory.flags[1])
+        return Survey(rows, columns, density, lag)
+
+    def _inputs(self, view: View) -> np.ndarray:
+        """How busy the units are that the columns belong to, if the layer before has the right number of units."""
+        count = self.units.size
+        return self.units if count > 1 and view.columns % count == 0 else _NO_UNITS
+
+    def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
+        values = self.outline.symbols(described) - 1
+        levels = deepest_levels(values)
+        if view.mixed:
+            self.coder.reserve(2 * view.size * (levels + 1) + 16)
+            shared = self.shared.setdefault(described.codebook or 0, np.zeros((1 << levels, 2), dtype=np.int32))
+            model = Mixture.of(view, survey, levels, shared)
+            code_mixed(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, self._inputs(view),
+                       view.kernel, survey.lag, self.memory.cells, self.memory.values,
+                       values, levels, model)  # fmt: skip
+            return
+        counts = Counts.of(view, levels)
+        rows = max(1, _BLOCK // view.columns)
+        for first in range(0, view.rows, rows):
+            last = min(first + rows, view.rows)
+            self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
+            code_counted(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, first, last,
+                         values, levels, counts)  # fmt: skip
+
+    def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
+        """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""
+        if len(described.shape) > 1 and view.rows == described.shape[0]:
+            self.units = np.count_nonzero(symbols.reshape(view.rows, view.columns), axis=1).astype(np.int64)
+
+    def raw(self, described: TensorOutline, planes: np.ndarray) -> np.ndarray:
+        """Codes a raw tensor's bytes: if any is not 0; which places are noise; then all elements."""
+        count, size = planes.shape
+        if not count or not self.coder.bits(int(planes.any()), 1):
+            return planes
+        noise = self.coder.bits(noise_of(planes), size) if count >= 512 else 0
+        memory = self.raw_memory.setdefault(size, RawMemory.fresh(size))
+        row = described.shape[-1] if len(described.shape) > 1 else 2
+        planes = planes.copy()
+        for first in range(0, count, _BLOCK):
+            last = min(first + _BLOCK, count)
+            self.coder.reserve(16 * size * (last - first) + 16)
+            code_raw(self.coder.state, self.coder.buffer, planes, first, last, row, noise,
+                     memory.evidence, memory.weights)  # fmt: skip
+        if not planes.any() or (count >= 512 and noise_of(planes) != noise):
+            raise NotCanonical("a raw tensor's noise is not where it should be")
+        return planes
+
+    def read_raw(self, described: TensorOutline, dtype: str) -> RawTensor:
+        held = RAW_DTYPES[dtype]
+        planes = self.raw(described, np.zeros((described.size, held.itemsize), dtype=np.uint8))
+        if dtype == "bool" and planes.max(initial=0) > 1:
+            raise CorruptPayload("a bool is neither 0 nor 1")
+        values = from_planes(planes, dtype, held)
+        values.flags.writeable = False
+        return RawTensor(values.reshape(described.shape), dtype)
+
+
+def _ranks(codebook: np.ndarray) -> np.ndarray:
+    """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
+    ranks = np.zeros(codebook.size, dtype=np.int64)
+    ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
+    return ranks

@@ -1,0 +1,345 @@
+"""The thorough model, for tensors up to half a million weights: many contexts, mixed by weights that learn.
+
+Every live cell costs one decision, whether it holds a weight; every weight a few more, which shared value it is. Each
+context keeps evidence; its log-odds enter the mixture as deviations from those of the whole tensor, so that a context
+without evidence has no say.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bayeszip.codec.compilation import compiled
+from bayeszip.codec.evidence import ONE_COUNT, UNIT_WEIGHT, learn, log_count, log_odds, mix, sway
+from bayeszip.codec.matrix import Survey, View
+from bayeszip.codec.rangecoder import code_bit
+
+__all__ = ["Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
+
+#: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
+_CELL_WEIGHTS = (63800, 5492, 2063, 8653, 29385, 4378, 37249, 3453, 0, 8534)
+_VALUE_WEIGHTS = (15055, 0, 3557, 695, 11440, 12355)
+_FLAG_WEIGHTS = (20000, 20000, 20000, 20000, 20000)
+_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 8, 32, 100
+_MOST = 1 << 20
+#: assumed evidence, in 1/16 of a count: for the tensor, its rows, its columns, and the other contexts
+_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR, _CONTEXT_PRIOR = 58, 238, 106, 67
+_VALUE_PRIOR = _FLAG_PRIOR = 8
+
+# Where the contexts of a cell keep their evidence; rows and columns follow.
+_TENSOR, _ABOVE, _NEAR, _BUSY, _UNIT, _JOINT, _KERNEL, _ROWS = 0, 1, 65, 129, 249, 258, 402, 426
+_BUCKETS = 12
+_CELL_INPUTS = len(_CELL_WEIGHTS)
+_VALUE_INPUTS = len(_VALUE_WEIGHTS)
+#: value contexts beyond the plain ones see only the first eight decisions of a value
+_SHALLOW = 256
+_CLASSES = 5
+
+
+class Memory(NamedTuple):
+    """What the model carries from one tensor to the next: the mixing weights of cells, of values, and of flags."""
+
+    cells: np.ndarray
+    values: np.ndarray
+    flags: np.ndarray
+
+    @classmethod
+    def fresh(cls) -> "Memory":
+        scale = UNIT_WEIGHT >> 16
+        return cls(
+            np.array(_CELL_WEIGHTS, dtype=np.int64) * scale,
+            np.array(_VALUE_WEIGHTS, dtype=np.int64) * scale,
+            np.array((_FLAG_WEIGHTS, _FLAG_WEIGHTS), dtype=np.int64) * scale,
+        )
+
+
+class Mixture(NamedTuple):
+    """The model of one tensor.
+
+    Args:
+        evidence: of all contexts of a cell.
+        assumed: what is assumed beforehand by each input of a cell: a row of (for 0, for 1).
+        places: the contexts of the cell at hand, one for each input.
+        inputs: their log-odds.
+        value_evidence: of all contexts of a value; `shared` holds that of all tensors with the same codebook.
+        latest: the class of the last value in each column.
+    """
+
+    evidence: np.ndarray
+    assumed: np.ndarray
+    places: np.ndarray
+    inputs: np.ndarray
+    value_evidence: np.ndarray
+    shared: np.ndarray
+    value_places: np.ndarray
+    value_inputs: np.ndarray
+    latest: np.ndarray
+
+    @classmethod
+    def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "Mixture":
+        share = _share(survey.density)
+        priors = [_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR] + [_CONTEXT_PRIOR] * 6 + [_COLUMN_PRIOR]
+        ones = [max(1, prior * share >> 16) for prior in priors]
+        assumed = [(max(1, prior - one), one) for prior, one in zip(priors, ones, strict=True)]
+        shallow = min(1 << levels, _SHALLOW)
+        return cls(
+            evidence=np.zeros((_ROWS + view.rows + view.columns, 2), dtype=np.int32),
+            assumed=np.array(assumed, dtype=np.int64),
+            places=np.zeros(_CELL_INPUTS, dtype=np.int64),
+            inputs=np.zeros(_CELL_INPUTS, dtype=np.int64),
+            value_evidence=np.zeros(((1 << levels) + (3 * _CLASSES + _CLASSES**2) * shallow, 2), dtype=np.int32),
+            shared=shared,
+            value_places=np.zeros(_VALUE_INPUTS, dtype=np.int64),
+            value_inputs=np.zeros(_VALUE_INPUTS, dtype=np.int64),
+            latest=np.zeros(view.columns, dtype=np.int64),
+        )
+
+
+def _share(density: int) -> int:
+    """The share of weights in 1/65536, in the middle of a density's class: 2^(−density/2 − 1/4)."""
+    quarter = (55109, 38968)[density % 2]  # 2^(−1/4), 2^(−3/4)
+    return min(max(quarter >> density // 2, 16), 60000)
+
+
+def deepest_levels(values: int) -> int:
+    """How many decisions tell one of `values` values."""
+    return max(values - 1, 0).bit_length()
+
+
+@compiled
+def code_flags(
+    state: np.ndarray, buffer: np.ndarray, flags: np.ndarray, units: np.ndarray, lag: int, weights: np.ndarray
+) -> None:
+    """Codes which rows or columns are live: by the flags before, those at the lag, and how busy their inputs are."""
+    evidence = np.zeros((104, 2), dtype=np.int32)
+    inputs, places = np.zeros(weights.size, dtype=np.int64), np.zeros(weights.size, dtype=np.int64)
+    for place in range(flags.size):
+        one = int(flags[place - 1]) if place >= 1 else 0
+        two = int(flags[place - 2]) if place >= 2 else 0
+        back = int(flags[place - lag]) if 0 < lag <= place else 0
+        beside = int(flags[place - lag + 1]) if 1 < lag <= place + 1 else 0
+        busy = 1 + min(int(units[place * units.size // flags.size]), 6) if units.size else 0
+        places[1] = 1 + one + 2 * two
+        places[2] = 5 + one + 2 * back + 4 * beside
+        places[3] = 16 + busy
+        places[4] = 32 + 8 * busy + one + 2 * back
+        for index in range(inputs.size):
+            inputs[index] = log_odds(evidence, places[index], _FLAG_PRIOR, _FLAG_PRIOR)
+        probability = mix(weights, inputs)
+        flag = code_bit(state, buffer, probability, int(flags[place]))
+        flags[place] = flag
+        sway(weights, inputs, flag, probability, _FLAG_RATE)
+        for index in range(inputs.size):
+            learn(evidence, places[index], flag, _MOST)
+
+
+@compiled
+def code_mixed(
+    state: np.ndarray,
+    buffer: np.ndarray,
+    symbols: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    units: np.ndarray,
+    kernel: int,
+    lag: int,
+    cell_weights: np.ndarray,
+    value_weights: np.ndarray,
+    values: int,
+    levels: int,
+    model: Mixture,
+) -> None:
+    """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight."""
+    for row in range(rows.size):
+        if not rows[row]:
+            continue
+        in_kernel = last = 0
+        for column in range(columns.size):
+            if column % kernel == 0:
+                in_kernel = 0
+            if not columns[column]:
+                continue
+            place = row * columns.size + column
+            around = _around(symbols, place, row, column, columns.size, kernel, lag)
+            unit = 1 + min(int(units[column * units.size // columns.size]), 7) if units.size else 0
+            _see(model, row, column, rows.size, columns.size, around, unit, in_kernel, kernel, lag)
+            probability = mix(cell_weights, model.inputs)
+            bit = code_bit(state, buffer, probability, 1 if symbols[place] else 0)
+            sway(cell_weights, model.inputs, bit, probability, _CELL_RATE)
+            for index in range(_CELL_INPUTS - 1):
+                learn(model.evidence, model.places[index], bit, _MOST)
+            in_kernel += bit
+            if bit:
+                shift = max(levels - 2, 0)
+                near = _class_near(symbols, place, around, lag, shift)
+                rank = int(symbols[place]) - 1
+                rank = _code_value(state, buffer, rank, near, last, int(model.latest[column]), values, levels,
+                                   value_weights, model)  # fmt: skip
+                symbols[place] = rank + 1
+                last = 1 + (rank >> shift)
+                model.latest[column] = last
+
+
+# The neighbours of a cell that are known already, as bits.
+_LEFT, _LEFT2, _BACK, _BACK_LEFT, _BACK_RIGHT, _BACK2, _BACK_LEFT2, _BACK_RIGHT2, _UP, _UP_LEFT, _UP_RIGHT, _CHANNEL = (
+    1 << place for place in range(12)
+)
+
+
+@compiled
+def _around(symbols: np.ndarray, place: int, row: int, column: int, width: int, kernel: int, lag: int) -> int:
+    """Which neighbours hold weights: in the row, in the row at the lag, in the matrix row above, one kernel before."""
+    found = 0
+    if column >= 1 and symbols[place - 1]:
+        found |= _LEFT
+    if column >= 2 and symbols[place - 2]:
+        found |= _LEFT2
+    if lag > 1:
+        if column >= lag and symbols[place - lag]:
+            found |= _BACK
+        if column > lag and symbols[place - lag - 1]:
+            found |= _BACK_LEFT
+        if column >= lag - 1 and symbols[place - lag + 1]:
+            found |= _BACK_RIGHT
+        if column >= 2 * lag and symbols[place - 2 * lag]:
+            found |= _BACK2
+        if lag > 2 and column >= lag + 2 and symbols[place - lag - 2]:
+            found |= _BACK_LEFT2
+        if lag > 2 and column >= lag - 2 and symbols[place - lag + 2]:
+            found |= _BACK_RIGHT2
+    if row:
+        if symbols[place - width]:
+            found |= _UP
+        if column and symbols[place - width - 1]:
+            found |= _UP_LEFT
+        if column + 1 < width and symbols[place - width + 1]:
+            found |= _UP_RIGHT
+    if kernel > 1 and column >= kernel and symbols[place - kernel]:
+        found |= _CHANNEL
+    return found
+
+
+@compiled
+def _see(
+    model: Mixture,
+    row: int,
+    column: int,
+    rows: int,
+    columns: int,
+    around: int,
+    unit: int,
+    in_kernel: int,
+    kernel: int,
+    lag: int,
+) -> None:
+    """Finds the contexts of a cell and their log-odds."""
+    evidence, assumed, places, inputs = model.evidence, model.assumed, model.places, model.inputs
+    crowd = 0
+    for neighbour in range(8):
+        crowd += around >> neighbour & 1
+    crowd += (around & 1) + (around >> 2 & 1)  # the nearest two count double
+    in_row = _bucket(evidence, _ROWS + row)
+    places[0] = _TENSOR
+    places[1] = _ROWS + row
+    places[2] = _ROWS + rows + column
+    places[3] = _ABOVE + (around >> 8) + 16 * min(crowd, 3)
+    places[4] = _NEAR + (around & 63)
+    places[5] = _BUSY + min(crowd, 9) * _BUCKETS + in_row
+    places[6] = _UNIT + unit
+    places[7] = _JOINT + in_row * _BUCKETS + _bucket(evidence, _ROWS + rows + column)
+    places[8] = _KERNEL + (min(in_kernel, 7) + 8 * ((around & 1) + (around >> 2 & 1)) if kernel > 1 else min(crowd, 9))
+    base = log_odds(evidence, _TENSOR, assumed[0, 1], assumed[0, 0])
+    inputs[0] = base
+    for index in range(1, _CELL_INPUTS - 1):
+        inputs[index] = log_odds(evidence, places[index], assumed[index, 1], assumed[index, 0]) - base
+    ones, zeros = _beside(evidence, _ROWS + rows, column, columns, lag)
+    last = _CELL_INPUTS - 1
+    inputs[last] = log_count(ones + assumed[last, 1]) - log_count(zeros + assumed[last, 0]) - base
+
+
+@compiled
+def _beside(evidence: np.ndarray, start: int, column: int, columns: int, lag: int) -> tuple[int, int]:
+    """The evidence of a column and of its neighbours, those at the lag included."""
+    ones, zeros = int(evidence[start + column, 1]), int(evidence[start + column, 0])
+    for distance in (1, lag):
+        if distance and column >= distance:
+            ones += int(evidence[start + column - distance, 1])
+            zeros += int(evidence[start + column - distance, 0])
+        if distance and column + distance < columns:
+            ones += int(evidence[start + column + distance, 1])
+            zeros += int(evidence[start + column + distance, 0])
+    return ones, zeros
+
+
+@compiled
+def _bucket(evidence: np.ndarray, place: int) -> int:
+    """A class of density: 0 to 3 by how many zeros were seen if nothing else was, 4 to 11 by octaves."""
+    ones, zeros = int(evidence[place, 1]) // ONE_COUNT, int(evidence[place, 0]) // ONE_COUNT
+    bucket = 0
+    if ones == 0:
+        while bucket < 3 and zeros >> (2 * bucket + 2):
+            bucket += 1
+        return bucket
+    ratio = (ones + zeros) // ones
+    while bucket < 7 and ratio >> (bucket + 1):
+        bucket += 1
+    return 11 - bucket
+
+
+@compiled
+def _class_near(symbols: np.ndarray, place: int, around: int, lag: int, shift: int) -> int:
+    """The classes of the two nearest neighbours, 0 where there is none: beside and above."""
+    beside = above = 0
+    if around & _LEFT:
+        beside = 1 + ((int(symbols[place - 1]) - 1) >> shift)
+    elif around & _BACK_LEFT:
+        beside = 1 + ((int(symbols[place - lag - 1]) - 1) >> shift)
+    if around & _BACK:
+        above = 1 + ((int(symbols[place - lag]) - 1) >> shift)
+    elif around & _BACK_RIGHT:
+        above = 1 + ((int(symbols[place - lag + 1]) - 1) >> shift)
+    return beside * _CLASSES + above
+
+
+@compiled
+def _code_value(
+    state: np.ndarray,
+    buffer: np.ndarray,
+    rank: int,
+    near: int,
+    in_row: int,
+    in_column: int,
+    values: int,
+    levels: int,
+    weights: np.ndarray,
+    model: Mixture,
+) -> int:
+    """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
+    places, inputs = model.value_places, model.value_inputs
+    shallow = min(1 << levels, _SHALLOW)
+    start = 1 << levels
+    nearest = near // _CLASSES if near // _CLASSES else near
+    node = 1
+    for level in range(levels - 1, -1, -1):
+        if (2 * node + 1 << level) - (1 << levels) >= values:
+            node = 2 * node
+            continue
+        places[0] = node
+        places[1] = node
+        count = 2
+        if node < shallow:
+            count = _VALUE_INPUTS
+            places[2] = start + in_row * shallow + node
+            places[3] = start + (_CLASSES + in_column) * shallow + node
+            places[4] = start + (2 * _CLASSES + nearest) * shallow + node
+            places[5] = start + (3 * _CLASSES + near) * shallow + node
+        for index in range(_VALUE_INPUTS):
+            table = model.shared if index == 1 else model.value_evidence
+            inputs[index] = log_odds(table, places[index], _VALUE_PRIOR, _VALUE_PRIOR) if index < count else 0
+        probability = mix(weights, inputs)
+        bit = code_bit(state, buffer, probability, rank >> level & 1)
+        sway(weights, inputs, bit, probability, _VALUE_RATE)
+        for index in range(count):
+            learn(model.shared if index == 1 else model.value_evidence, places[index], bit, _MOST)
+        node = 2 * node + bit
+    return node - (1 << levels)
