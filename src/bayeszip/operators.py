@@ -69,6 +69,29 @@ def _pool(name: str, opcode: int, rank: int, *, average: bool = False) -> Operat
     return Operator(name, opcode, attributes=tuple(attributes))
 
 
+def _norm(name: str, opcode: int, *statistics: str, shaped: bool = False, grouped: bool = False) -> Operator:
+    attributes = [Attribute("eps", "float", 1e-5)]
+    if shaped:
+        attributes.append(Attribute("shape", "ints", ()))
+    if grouped:
+        attributes.append(Attribute("groups", "int", 1))
+    return Operator(name, opcode, tensors=("weight", "bias", *statistics), attributes=tuple(attributes))
+
+
+def _recurrent(name: str, opcode: int, *more: Attribute) -> Operator:
+    """One layer in one direction, from a state of zeros; inputs are batch × time × features."""
+    attributes = (
+        Attribute("reverse", "bool", False),
+        # The cell is that of the last step taken, batch × units.
+        *((Attribute("result", "choice", "sequence", ("sequence", "cell")),) if name == "lstm" else ()),
+        *more,
+    )
+    return Operator(name, opcode, tensors=("weight_ih", "weight_hh", "bias_ih", "bias_hh"), attributes=attributes)
+
+
+_REDUCTION = (Attribute("dims", "ints", (-1,)), Attribute("keepdim", "bool", False))
+_INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
+
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
@@ -90,6 +113,132 @@ OPERATORS: dict[str, Operator] = {
         Operator(
             "input", 14, attributes=(Attribute("shape", "ints", ()), Attribute("dtype", "choice", "float32", _DTYPES))
         ),
+        # Opcodes below 64 take one byte in a file: those for what networks use most.
+        _norm("batch_norm1d", 15, "running_mean", "running_var"),
+        _norm("batch_norm2d", 16, "running_mean", "running_var"),
+        _norm("batch_norm3d", 17, "running_mean", "running_var"),
+        _norm("layer_norm", 18, shaped=True),
+        _norm("group_norm", 19, grouped=True),
+        Operator("add", 20, inputs=2),
+        Operator("mul", 21, inputs=2),
+        Operator("sub", 22, inputs=2),
+        Operator("div", 23, inputs=2),
+        Operator("concat", 24, inputs=-1, attributes=(Attribute("dim", "int", 1),)),
+        # One of several equal parts, or any other stretch, of a dimension.
+        Operator(
+            "slice",
+            25,
+            attributes=(Attribute("dim", "int", 1), Attribute("start", "int", 0), Attribute("end", "int", -1)),
+        ),
+        Operator("select", 26, attributes=(Attribute("dim", "int", 1), Attribute("index", "int", 0))),
+        Operator("permute", 27, attributes=(Attribute("dims", "ints", (0, 2, 1)),)),
+        # All dimensions; −k stands for k times the batch size.
+        Operator("view", 28, attributes=(Attribute("shape", "ints", (-1,)),)),
+        # To a shape as in `view`; the second input tells the batch size.
+        Operator("expand", 29, inputs=2, attributes=(Attribute("shape", "ints", (-1,)),)),
+        Operator("adaptive_avg_pool1d", 30, attributes=(Attribute("output_size", "ints", (1,)),)),
+        Operator("adaptive_avg_pool2d", 31, attributes=(Attribute("output_size", "ints", (1, 1)),)),
+        Operator("mean", 32, attributes=_REDUCTION),
+        Operator("sum", 33, attributes=_REDUCTION),
+        Operator("amax", 34, attributes=_REDUCTION),
+        Operator("softmax", 35, attributes=(Attribute("dim", "int", -1),)),
+        Operator("log_softmax", 36, attributes=(Attribute("dim", "int", -1),)),
+        Operator("matmul", 37, inputs=2),
+        # Queries, keys, values, and perhaps a mask; a scale of 0 stands for the usual 1/√features.
+        Operator(
+            "attention",
+            38,
+            inputs=-1,
+            attributes=(Attribute("causal", "bool", False), Attribute("scale", "float", 0.0)),
+        ),
+        Operator("embedding", 39, tensors=("weight",), attributes=(Attribute("padding_idx", "int", -1),)),
+        _recurrent("lstm", 40),
+        _recurrent("gru", 41),
+        _recurrent("rnn", 42, Attribute("activation", "choice", "tanh", ("tanh", "relu"))),
+        Operator("gelu", 43, attributes=(Attribute("approximate", "choice", "none", ("none", "tanh")),)),
+        Operator("silu", 44),
+        Operator("relu6", 45),
+        Operator("hardswish", 46),
+        Operator("hardsigmoid", 47),
+        Operator("leaky_relu", 48, attributes=(Attribute("slope", "float", 0.01),)),
+        Operator("elu", 49, attributes=(Attribute("alpha", "float", 1.0),)),
+        Operator("prelu", 50, tensors=("weight",)),
+        _convolution("conv_transpose1d", 51, 1, transposed=True),
+        _convolution("conv_transpose2d", 52, 2, transposed=True),
+        _convolution("conv_transpose3d", 53, 3, transposed=True),
+        Operator(
+            "interpolate",
+            54,
+            attributes=(
+                Attribute("size", "ints", (1, 1)),
+                Attribute("mode", "choice", "nearest", _INTERPOLATIONS),
+                Attribute("align_corners", "bool", False),
+            ),
+        ),
+        # Amounts before and after, from the last dimension on, as torch counts them.
+        Operator(
+            "pad",
+            55,
+            attributes=(
+                Attribute("amounts", "ints", (1, 1, 1, 1)),
+                Attribute("mode", "choice", "constant", ("constant", "reflect", "replicate", "circular")),
+                Attribute("value", "float", 0.0),
+            ),
+        ),
+        Operator("add_scalar", 56, attributes=(Attribute("value", "float", 1.0),)),
+        Operator("mul_scalar", 57, attributes=(Attribute("value", "float", 1.0),)),
+        Operator("div_scalar", 58, attributes=(Attribute("value", "float", 1.0),)),
+        # A tensor of the model as a value: one that is trained, or one that isn't.
+        Operator("parameter", 59, inputs=0, tensors=("parameter",)),
+        Operator("buffer", 60, inputs=0, tensors=("buffer",)),
+        # The first input where the mask, the second, is false; elsewhere the value.
+        Operator("masked_fill", 61, inputs=2, attributes=(Attribute("value", "float", 0.0),)),
+        _pool("max_pool3d", 62, 3),
+        _pool("avg_pool3d", 63, 3, average=True),
+        Operator("adaptive_avg_pool3d", 64, attributes=(Attribute("output_size", "ints", (1, 1, 1)),)),
+        Operator("adaptive_max_pool1d", 65, attributes=(Attribute("output_size", "ints", (1,)),)),
+        Operator("adaptive_max_pool2d", 66, attributes=(Attribute("output_size", "ints", (1, 1)),)),
+        _norm("instance_norm1d", 67),
+        _norm("instance_norm2d", 68),
+        _norm("instance_norm3d", 69),
+        Operator(
+            "rms_norm",
+            70,
+            tensors=("weight",),
+            attributes=(Attribute("shape", "ints", ()), Attribute("eps", "float", 0.0)),
+        ),
+        Operator("selu", 71),
+        Operator("celu", 72, attributes=(Attribute("alpha", "float", 1.0),)),
+        Operator("mish", 73),
+        Operator("softplus", 74, attributes=(Attribute("beta", "float", 1.0), Attribute("threshold", "float", 20.0))),
+        Operator("softsign", 75),
+        Operator("log_sigmoid", 76),
+        Operator("clamp", 77, attributes=(Attribute("min", "float", 0.0), Attribute("max", "float", 1.0))),
+        Operator("pow", 78, attributes=(Attribute("exponent", "float", 2.0),)),
+        Operator("exp", 79),
+        Operator("log", 80),
+        Operator("sqrt", 81),
+        Operator("rsqrt", 82),
+        Operator("reciprocal", 83),
+        Operator("abs", 84),
+        Operator("neg", 85),
+        Operator("sin", 86),
+        Operator("cos", 87),
+        Operator("erf", 88),
+        Operator("maximum", 89, inputs=2),
+        Operator("minimum", 90, inputs=2),
+        # The first input is the mask: the second where it is true, the third elsewhere.
+        Operator("where", 91, inputs=3),
+        Operator(
+            "compare_scalar",
+            92,
+            attributes=(
+                Attribute("relation", "choice", "eq", ("eq", "ne", "lt", "le", "gt", "ge")),
+                Attribute("value", "float", 0.0),
+            ),
+        ),
+        Operator("logical_not", 93),
+        Operator("cast", 94, attributes=(Attribute("dtype", "choice", "float32", _DTYPES),)),
     )
 }
 

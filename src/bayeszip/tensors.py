@@ -134,6 +134,9 @@ class Node:
         operator = OPERATORS.get(self.op)
         if operator is None:
             raise ModelError(f"operator {self.op!r} is not in the closed list")
+        if len(self.inputs) != operator.inputs and not (operator.inputs < 0 and self.inputs):
+            wanted = "at least one value" if operator.inputs < 0 else f"{operator.inputs} values"
+            raise ModelError(f"{self.op} reads {wanted}, not {self.inputs}")
         if len(self.tensors) != len(operator.tensors):
             raise ModelError(f"{self.op} takes tensors {operator.tensors}, not {self.tensors}")
         unknown = set(self.attributes) - set(operator.defaults())
@@ -144,11 +147,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a network computes. Values are numbered: first the `inputs` inputs, then one for each node, in order."""
+    """What a network computes. Values are numbered: first the `inputs` inputs, then one for each node, in order.
+
+    Args:
+        constants: tensors that tracing found and the module doesn't hold under a name (a causal mask, for example),
+            for `graph.from_state` to put among the model's tensors. No part of what the graph is.
+    """
 
     inputs: int
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    constants: Mapping[str, RawTensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for position, node in enumerate(self.nodes):

@@ -1,8 +1,8 @@
 """What a network computes, as data: traced from a module, shrunk without changing it, and back to a module."""
 
-from bayeszip.graph.aten import UnknownOperator
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
+from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.proof import prove_same
 from bayeszip.graph.state import from_state, to_raw, to_torch
 from bayeszip.graph.to_module import to_module

@@ -1,154 +1,185 @@
-"""From ATen calls, as torch.export leaves them, to our operators: one table, `LOWERINGS`."""
+"""From ATen calls, as torch.export leaves them, to our operators: one table, `ATEN`."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.export import ExportedProgram
 
-from bayeszip.errors import ModelError
-from bayeszip.operators import OPERATORS, AttributeValue
-from bayeszip.tensors import Graph, Node
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, shape_of
+from bayeszip.operators import AttributeValue
 
-__all__ = ["LOWERINGS", "Call", "Lowering", "UnknownOperator"]
+__all__ = ["ATEN"]
 
 
-class UnknownOperator(ModelError):
-    """A module uses an operator outside the closed list."""
-
-
-class Call:
-    """An ATen call with its arguments by their names in the schema, defaults filled in."""
-
-    def __init__(self, node: fx.Node) -> None:
-        self.node = node
-        schema = node.target._schema  # type: ignore[union-attr]
-        # Where `trace` lets an operator that writes into its input pass, it means the same as the one that doesn't.
-        self.name: str = schema.name.removeprefix("aten::").removesuffix("_")
-        self._arguments: dict[str, Any] = {}
-        for position, argument in enumerate(schema.arguments):
-            if position < len(node.args):
-                self._arguments[argument.name] = node.args[position]
-            else:
-                default = argument.default_value if argument.has_default_value() else None
-                self._arguments[argument.name] = node.kwargs.get(argument.name, default)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._arguments[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._arguments
-
-    def unsupported(self, what: str = "") -> UnknownOperator:
-        """The error that says which operator of which layer isn't in the list."""
-        stack = self.node.meta.get("nn_module_stack") or {}
-        path, kind = list(stack.values())[-1] if stack else ("", "")
-        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-        where = f"{path!r} ({kind})" if path else "the network's own forward"
-        detail = f" {what}" if what else ""
-        return UnknownOperator(
-            f"operator {str(self.node.target)!r}{detail}, used in {where}, is not in the closed list; "
-            "the file can hold the tensors alone, to be loaded with into="
-        )
-
-
-class Lowering:
-    """A graph in the making: walks an exported program and notes what each of its nodes became."""
-
-    def __init__(self, program: ExportedProgram, canonical: Mapping[str, str]) -> None:
-        signature = program.graph_signature
-        self._tensor_names = {
-            placeholder: canonical.get(name, name)
-            for table in (signature.inputs_to_parameters, signature.inputs_to_buffers)
-            for placeholder, name in table.items()
-        }
-        self._user_inputs = [name for name in signature.user_inputs if isinstance(name, str)]
-        self._values: dict[fx.Node, int] = {}
-        self._nodes: list[Node] = []
-        self._outputs: list[int] = []
-
-    def add(self, node: fx.Node) -> None:
-        """Take in the next node of the program."""
-        if node.op == "placeholder":
-            if node.name in self._user_inputs:
-                self._values[node] = self._declare(node)
-        elif node.op == "output":
-            self._outputs = [self.value(each) for each in node.args[0]]  # type: ignore[union-attr]
-        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            call = Call(node)
-            if call.name == "sym_size":
-                return
-            if call.name not in LOWERINGS:
-                raise call.unsupported()
-            self._values[node] = LOWERINGS[call.name](self, call)
-        elif any(isinstance(each, fx.Node) and isinstance(each.meta.get("val"), Tensor) for each in node.args):
-            raise UnknownOperator(f"operator {node.target} is not in the closed list")
-
-    def graph(self) -> Graph:
-        return Graph(len(self._user_inputs), tuple(self._nodes), tuple(self._outputs))
-
-    def emit(
-        self, op: str, inputs: Sequence[int], tensors: Sequence[str | None] = (), **attributes: AttributeValue
-    ) -> int:
-        """Append a node; its value. Attributes at their defaults needn't be told apart: `Node` fills them in."""
-        self._nodes.append(Node(op, tuple(inputs), tuple(tensors), attributes))
-        return len(self._user_inputs) + len(self._nodes) - 1
-
-    def value(self, node: Any) -> int:
-        """The value that a node of the program became."""
-        if node not in self._values:
-            raise UnknownOperator(f"{node} (neither an input nor computed from one) can't be a value of the graph")
-        return self._values[node]
-
-    def tensor(self, node: Any) -> str | None:
-        """The name of the parameter or buffer that a placeholder stands for."""
-        if node is None:
-            return None
-        if node.name not in self._tensor_names:
-            raise UnknownOperator(f"{node} is computed, not a parameter: it can't be the weight of a layer")
-        return self._tensor_names[node.name]
-
-    def _declare(self, node: fx.Node) -> int:
-        example = node.meta["val"]
-        shape = tuple(int(size) for size in example.shape[1:])
-        return self.emit("input", [self._user_inputs.index(node.name)], shape=shape, dtype=_dtype(example.dtype))
-
-
-def rank(node: Any) -> int:
-    return node.meta["val"].ndim
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    choices = next(each.choices for each in OPERATORS["input"].attributes if each.name == "dtype")
-    if name not in choices:
-        raise ModelError(f"an input of dtype {dtype} can't be described in a file; known: {', '.join(choices)}")
-    return name
-
-
-def _repeated(value: Any, count: int) -> tuple[int, ...]:
-    """An argument that may be one number for all dimensions, as one for each."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * count if len(values) == 1 else values
-
-
-_Rule = Callable[[Lowering, Call], int]
+# ── passing through ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _same(lowering: Lowering, call: Call) -> int:
-    """In eval mode the call returns its input: no node at all."""
-    return lowering.value(call["self"] if "self" in call else call["input"])
+    """The call returns its input: no node at all."""
+    return lowering.value(call.source)
 
 
 def _dropout(lowering: Lowering, call: Call) -> int:
     if call["train"]:
         raise call.unsupported("that drops in eval mode too")
-    return lowering.value(call["input"])
+    return lowering.value(call.source)
 
 
-def _unary(op: str) -> _Rule:
-    return lambda lowering, call: lowering.emit(op, [lowering.value(call["self"])])
+def _cast(lowering: Lowering, call: Call) -> int:
+    """Between floating-point types nothing happens: the loaded network computes in one of them throughout."""
+    before, after = call.source.meta["val"].dtype, call.node.meta["val"].dtype
+    if before == after or (before.is_floating_point and after.is_floating_point):
+        return lowering.value(call.source)
+    return lowering.emit("cast", [lowering.value(call.source)], dtype=str(after).removeprefix("torch."))
+
+
+# ── elements ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unary(op: str, **attributes: str) -> Lower:
+    """An operator on one value; `attributes`: ours → the name of ATen's argument."""
+
+    def lower(lowering: Lowering, call: Call) -> int:
+        given: dict[str, AttributeValue] = {}
+        for ours, name in attributes.items():
+            value = call[name]
+            given[ours] = value if isinstance(value, str) else float(value)
+        return lowering.emit(op, [lowering.value(call.source)], (), **given)
+
+    return lower
+
+
+def _clamp(lowering: Lowering, call: Call) -> int:
+    bounds = [call.get(name, None) for name in ("min", "max")]
+    if call.name == "hardtanh":
+        bounds = [call["min_val"], call["max_val"]]
+    if any(isinstance(each, fx.Node) for each in bounds):
+        raise call.unsupported("between tensors")
+    low = -math.inf if bounds[0] is None else float(bounds[0])
+    high = math.inf if bounds[1] is None else float(bounds[1])
+    return lowering.emit("clamp", [lowering.value(call.source)], min=low, max=high)
+
+
+def _elu(lowering: Lowering, call: Call) -> int:
+    if "scale" in call and (call["scale"] != 1 or call["input_scale"] != 1):
+        raise call.unsupported("with a scale")
+    return lowering.emit("elu", [lowering.value(call.source)], alpha=float(call["alpha"]))
+
+
+def _prelu(lowering: Lowering, call: Call) -> int:
+    return lowering.emit("prelu", [lowering.value(call.source)], [lowering.tensor(call["weight"])])
+
+
+def _number(lowering: Lowering, argument: Any) -> float | None:
+    """An operand that is one number: written in the code, or a constant of one element."""
+    if isinstance(argument, fx.Node):
+        known = lowering.known(argument)
+        return float(known) if known is not None and known.ndim == 0 else None
+    return float(argument)
+
+
+def _add(lowering: Lowering, call: Call) -> int:
+    return _sum(lowering, call, call.source, call["other"], call["alpha"])
+
+
+def _sub(lowering: Lowering, call: Call) -> int:
+    number = _number(lowering, call["other"])
+    if number is None and call["alpha"] == 1:
+        return lowering.emit("sub", [lowering.value(call.source), lowering.value(call["other"])])
+    return _sum(lowering, call, call.source, call["other"], -call["alpha"])
+
+
+def _rsub(lowering: Lowering, call: Call) -> int:
+    negative = lowering.emit("neg", [lowering.value(call.source)])
+    number = _number(lowering, call["other"])
+    if number is None or call["alpha"] != 1:
+        raise call.unsupported("of two values")
+    return lowering.emit("add_scalar", [negative], value=number)
+
+
+def _sum(lowering: Lowering, call: Call, first: Any, second: Any, factor: float) -> int:
+    """first + factor·second."""
+    number = _number(lowering, second)
+    if number is not None:
+        return lowering.emit("add_scalar", [lowering.value(first)], value=number * factor)
+    other = lowering.value(second)
+    if factor != 1:
+        other = lowering.emit("mul_scalar", [other], value=float(factor))
+    return lowering.emit("add", [lowering.value(first), other])
+
+
+def _mul(lowering: Lowering, call: Call) -> int:
+    first, second = call.source, call["other"]
+    for one, other in ((first, second), (second, first)):
+        number = _number(lowering, other)
+        if number is not None:
+            return lowering.emit("mul_scalar", [lowering.value(one)], value=number)
+    return lowering.emit("mul", [lowering.value(first), lowering.value(second)])
+
+
+def _div(lowering: Lowering, call: Call) -> int:
+    if "rounding_mode" in call and call["rounding_mode"] is not None:
+        raise call.unsupported("with rounding")
+    number = _number(lowering, call["other"])
+    if number is not None:
+        return lowering.emit("div_scalar", [lowering.value(call.source)], value=number)
+    return lowering.emit("div", [lowering.value(call.source), lowering.value(call["other"])])
+
+
+def _pow(lowering: Lowering, call: Call) -> int:
+    number = _number(lowering, call["exponent"]) if "exponent" in call else 2.0
+    if number is None or not isinstance(call.source, fx.Node):
+        raise call.unsupported("to a power that varies")
+    return lowering.emit("pow", [lowering.value(call.source)], exponent=number)
+
+
+def _binary(op: str) -> Lower:
+    return lambda lowering, call: lowering.emit(op, [lowering.value(call.source), lowering.value(call["other"])])
+
+
+def _masked_fill(lowering: Lowering, call: Call) -> int:
+    number = _number(lowering, call["value"])
+    if number is None:
+        raise call.unsupported("with a value that varies")
+    return lowering.emit("masked_fill", [lowering.value(call.source), lowering.value(call["mask"])], value=number)
+
+
+def _where(lowering: Lowering, call: Call) -> int:
+    mask = lowering.value(call["condition"])
+    values = [call["self"], call["other"]]
+    numbers = [_number(lowering, each) for each in values]
+    if numbers[0] is not None and numbers[1] is None:
+        return lowering.emit("masked_fill", [lowering.value(values[1]), mask], value=numbers[0])
+    if numbers[1] is not None and numbers[0] is None:
+        inverse = lowering.emit("logical_not", [mask])
+        return lowering.emit("masked_fill", [lowering.value(values[0]), inverse], value=numbers[1])
+    return lowering.emit("where", [mask, *(lowering.value(each) for each in values)])
+
+
+def _compare(lowering: Lowering, call: Call) -> int:
+    number = _number(lowering, call["other"])
+    if number is None:
+        raise call.unsupported("of two values")
+    return lowering.emit("compare_scalar", [lowering.value(call.source)], relation=call.name, value=number)
+
+
+def _logical_not(lowering: Lowering, call: Call) -> int:
+    if call.source.meta["val"].dtype != torch.bool:
+        raise call.unsupported("of numbers")
+    return lowering.emit("logical_not", [lowering.value(call.source)])
+
+
+def _glu(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % _rank(call.source)
+    half = shape_of(call.source)[dim] // 2
+    value = lowering.value(call.source)
+    first, second = (_slice_of(lowering, value, dim, start, start + half) for start in (0, half))
+    return lowering.emit("mul", [first, lowering.emit("sigmoid", [second])])
+
+
+# ── layers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _linear(lowering: Lowering, call: Call) -> int:
@@ -156,17 +187,17 @@ def _linear(lowering: Lowering, call: Call) -> int:
     return lowering.emit("linear", [lowering.value(call["input"])], tensors)
 
 
-def _convolution(dims: int) -> _Rule:
+def _convolution(dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        dilation = _repeated(call["dilation"], dims)
-        padding = call["padding"]
-        if isinstance(padding, str):
-            padding = _named_padding(call, padding, call["weight"].meta["val"].shape[2:], dilation)
-        if rank(call["input"]) != dims + 2:
+        if _rank(call["input"]) != dims + 2:
             raise call.unsupported("without a batch dimension")
+        dilation = _repeated(call["dilation"], dims)
+        value, padding = lowering.value(call["input"]), call["padding"]
+        if isinstance(padding, str):
+            value, padding = _named_padding(lowering, call, value, padding, dilation)
         return lowering.emit(
             f"conv{dims}d",
-            [lowering.value(call["input"])],
+            [value],
             [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])],
             stride=_repeated(call["stride"], dims),
             padding=_repeated(padding, dims),
@@ -177,18 +208,156 @@ def _convolution(dims: int) -> _Rule:
     return lower
 
 
-def _named_padding(call: Call, padding: str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+def _named_padding(
+    lowering: Lowering, call: Call, value: int, padding: str, dilation: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """'same' and 'valid' as numbers; where 'same' is not the same on both sides, the value is padded beforehand."""
+    kernel = shape_of(call["weight"])[2:]
     if padding == "valid":
-        return (0,) * len(kernel)
+        return value, (0,) * len(kernel)
     total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
     if any(each % 2 for each in total):
-        raise call.unsupported("with padding='same' and an even kernel")
-    return tuple(each // 2 for each in total)
+        # torch puts what is odd behind.
+        extra = tuple(amount for each in reversed(total) for amount in (0, each % 2))
+        value = lowering.emit("pad", [value], amounts=extra)
+    return value, tuple(each // 2 for each in total)
 
 
-def _pool(op: str, dims: int) -> _Rule:
+def _transposed_convolution(dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        if rank(call["self"]) != dims + 2:
+        if _rank(call["input"]) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        return lowering.emit(
+            f"conv_transpose{dims}d",
+            [lowering.value(call["input"])],
+            [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])],
+            groups=call["groups"],
+            **{name: _repeated(call[name], dims) for name in ("stride", "padding", "dilation", "output_padding")},
+        )
+
+    return lower
+
+
+def _batch_norm(lowering: Lowering, call: Call) -> int:
+    if call["running_mean"] is None or (call.get("training")):
+        raise call.unsupported("without running statistics")
+    roles = ("weight", "bias", "running_mean", "running_var")
+    dims = max(1, _rank(call.source) - 2)
+    if dims > 3:
+        raise call.unsupported(f"over {dims} dimensions")
+    tensors = [lowering.tensor(call[role]) for role in roles]
+    return lowering.emit(f"batch_norm{dims}d", [lowering.value(call.source)], tensors, eps=call["eps"])
+
+
+def _batch_norm_of_three(lowering: Lowering, call: Call) -> Lowered:
+    return (_batch_norm(lowering, call),)
+
+
+def _instance_norm(lowering: Lowering, call: Call) -> int:
+    if not call["use_input_stats"]:
+        return _batch_norm(lowering, call)
+    dims = _rank(call.source) - 2
+    if dims not in (1, 2, 3):
+        raise call.unsupported(f"over {dims} dimensions")
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    return lowering.emit(f"instance_norm{dims}d", [lowering.value(call.source)], tensors, eps=call["eps"])
+
+
+def _layer_norm(lowering: Lowering, call: Call) -> int:
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    shape = tuple(call["normalized_shape"])
+    return lowering.emit("layer_norm", [lowering.value(call.source)], tensors, eps=call["eps"], shape=shape)
+
+
+def _layer_norm_of_three(lowering: Lowering, call: Call) -> Lowered:
+    return (_layer_norm(lowering, call),)
+
+
+def _rms_norm(lowering: Lowering, call: Call) -> int:
+    eps = torch.finfo(call.source.meta["val"].dtype).eps if call["eps"] is None else float(call["eps"])
+    shape = tuple(call["normalized_shape"])
+    return lowering.emit(
+        "rms_norm", [lowering.value(call.source)], [lowering.tensor(call["weight"])], shape=shape, eps=eps
+    )
+
+
+def _group_norm(lowering: Lowering, call: Call) -> int:
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    return lowering.emit(
+        "group_norm", [lowering.value(call.source)], tensors, eps=call["eps"], groups=call["num_groups"]
+    )
+
+
+def _embedding(lowering: Lowering, call: Call) -> int:
+    weight, padding = lowering.tensor(call["weight"]), call["padding_idx"]
+    return lowering.emit("embedding", [lowering.value(call["indices"])], [weight], padding_idx=padding)
+
+
+def _recurrent(op: str, **attributes: AttributeValue) -> Lower:
+    """All layers and directions of a recurrent module, one node each; its results are (output, states)."""
+
+    def lower(lowering: Lowering, call: Call) -> Lowered:
+        states = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
+        if not all(_is_zero(lowering, each) for each in states):
+            raise call.unsupported("with an initial state")
+        has_biases, layers, both = call["has_biases"], call["num_layers"], call["bidirectional"]
+        parameters = [lowering.tensor(each) for each in call["params"]]
+        each_has = 4 if has_biases else 2
+        if len(parameters) != each_has * layers * (2 if both else 1) or _rank(call["input"]) != 3:
+            raise call.unsupported("with projections or without a batch dimension")
+        value = lowering.value(call["input"])
+        value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
+        batch, steps = -1, abs(shape_of(call["input"])[1 if call["batch_first"] else 0])
+        hidden: list[int] = []
+        cells: list[int] = []
+        for layer in range(layers):
+            outputs = []
+            for direction in range(2 if both else 1):
+                start = (layer * (2 if both else 1) + direction) * each_has
+                tensors = ([*parameters[start : start + each_has], None, None])[:4]
+                given: dict[str, AttributeValue] = {**attributes, "reverse": bool(direction)}
+                outputs.append(lowering.emit(op, [value], tensors, **given))
+                units = int(call["params"][start + 1].meta["val"].shape[1])
+                if _uses(call.node, 1):
+                    last = lowering.emit("select", [outputs[-1]], dim=1, index=0 if direction else steps - 1)
+                    hidden.append(lowering.emit("view", [last], shape=(1, batch, units)))
+                if op == "lstm" and _uses(call.node, 2):
+                    cell = lowering.emit(op, [value], tensors, **given, result="cell")
+                    cells.append(lowering.emit("view", [cell], shape=(1, batch, units)))
+            value = outputs[0] if len(outputs) == 1 else lowering.emit("concat", outputs, dim=2)
+        value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
+        # A state that nobody takes has no node; the output stands in its place.
+        return (value, *(_joined(lowering, each, 0) if each else value for each in (hidden, cells)))
+
+    return lower
+
+
+def _joined(lowering: Lowering, values: list[int], dim: int) -> int:
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _uses(node: fx.Node, index: int) -> bool:
+    """Whether anything takes this one of a node's results."""
+    return any(len(user.args) > 1 and user.args[1] == index and user.users for user in node.users)
+
+
+def _is_zero(lowering: Lowering, node: Any) -> bool:
+    known = lowering.known(node)
+    if known is not None:
+        return not known.any()
+    return isinstance(node, fx.Node) and str(node.target).split(".")[-2:-1] in (
+        ["zeros"],
+        ["new_zeros"],
+        ["zeros_like"],
+    )
+
+
+# ── pools and sizes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pool(op: str, dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if _rank(call.source) != dims + 2:
             raise call.unsupported("without a batch dimension")
         kernel = _repeated(call["kernel_size"], dims)
         attributes: dict[str, AttributeValue] = {
@@ -203,55 +372,371 @@ def _pool(op: str, dims: int) -> _Rule:
                 raise call.unsupported("with divisor_override")
         else:
             attributes["dilation"] = _repeated(call["dilation"], dims)
-        return lowering.emit(op, [lowering.value(call["self"])], (), **attributes)
+        return lowering.emit(op, [lowering.value(call.source)], (), **attributes)
 
     return lower
 
 
+def _first(lower: Lower) -> Lower:
+    """The same where ATen returns several results of which we know the first."""
+
+    def lowered(lowering: Lowering, call: Call) -> Lowered:
+        result = lower(lowering, call)
+        return (result,) if isinstance(result, int) else result
+
+    return lowered
+
+
+def _adaptive_pool(op: str, dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if _rank(call.source) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        return lowering.emit(op, [lowering.value(call.source)], output_size=call.shape[2:])
+
+    return lower
+
+
+def _interpolate(mode: str) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        before, after = shape_of(call.source)[2:], call.shape[2:]
+        factors = call.get("scale_factors", None)
+        if factors is not None and any(
+            size * factor != new for size, factor, new in zip(before, factors, after, strict=True)
+        ):
+            raise call.unsupported("by a factor that doesn't lead to a whole size")
+        corners = bool(call["align_corners"]) if "align_corners" in call else False
+        return lowering.emit("interpolate", [lowering.value(call.source)], size=after, mode=mode, align_corners=corners)
+
+    return lower
+
+
+def _pad(mode: str | None = None) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        amounts = call["pad"] if "pad" in call else call["padding"]
+        if not all(isinstance(each, int) for each in amounts):
+            raise call.unsupported("by an amount that varies")
+        value = (call.get("value", None)) or 0.0
+        return lowering.emit(
+            "pad", [lowering.value(call.source)], amounts=tuple(amounts), mode=mode or call["mode"], value=float(value)
+        )
+
+    return lower
+
+
+# ── layout ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def _flatten(lowering: Lowering, call: Call) -> int:
-    dims = rank(call["self"])
+    dims = _rank(call.source)
+    if not dims:
+        return _reshape(lowering, call)
     start, end = call["start_dim"] % dims, call["end_dim"] % dims
     if start == end:
-        return lowering.value(call["self"])
+        return lowering.value(call.source)
     return lowering.emit(
-        "flatten", [lowering.value(call["self"])], start_dim=start, end_dim=-1 if end == dims - 1 else end
+        "flatten", [lowering.value(call.source)], start_dim=start, end_dim=-1 if end == dims - 1 else end
     )
 
 
 def _reshape(lowering: Lowering, call: Call) -> int:
-    """A view whose batch dimension is the input's: said by the shapes it has, not by how it was asked for."""
-    before, after = (node.meta["val"].shape for node in (call["self"], call.node))
-    if tuple(before) == tuple(after):
-        return lowering.value(call["self"])
-    if not len(after) or before[0] != after[0] or not all(isinstance(size, int) for size in after[1:]):
-        raise call.unsupported("across the batch dimension")
-    shape = tuple(int(size) for size in after[1:])
-    if len(shape) == 1:
-        return lowering.emit("flatten", [lowering.value(call["self"])])
-    return lowering.emit("reshape", [lowering.value(call["self"])], shape=shape)
+    """Another shape, said by the shapes before and after, not by how it was asked for."""
+    before, after = shape_of(call.source), call.shape
+    value = lowering.value(call.source)
+    if before == after:
+        return value
+    if before[:1] == after[:1] == (-1,) and all(size > 0 for size in (*before[1:], *after[1:])):
+        if len(after) == 2:
+            return lowering.emit("flatten", [value])
+        return lowering.emit("reshape", [value], shape=after[1:])
+    return lowering.emit("view", [value], shape=after)
 
 
-LOWERINGS: dict[str, _Rule] = {
+def _expand(lowering: Lowering, call: Call) -> int:
+    value = lowering.value(call.source)
+    if shape_of(call.source) == call.shape:
+        return value
+    return lowering.emit("expand", [value, lowering.reference()], shape=call.shape)
+
+
+def _filled(number: float | None) -> Lower:
+    """A tensor of one number whose size depends on the batch: a constant for one sample, repeated."""
+
+    def lower(lowering: Lowering, call: Call) -> int:
+        value = number if number is not None else float(call["fill_value"])
+        sample = torch.full([1 if size < 0 else size for size in call.shape], value, dtype=call.node.meta["val"].dtype)
+        constant = lowering.constant(sample, f"constant_{call.node.name}")
+        return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
+
+    return lower
+
+
+def _permute(lowering: Lowering, call: Call) -> int:
+    rank = _rank(call.source)
+    order = list(range(rank))
+    if call.name in ("permute",):
+        order = [dim % rank for dim in call["dims"]]
+    elif call.name in ("movedim", "moveaxis"):
+        order = _moved(order, _listed(call["source"]), _listed(call["destination"]))
+    elif call.name in ("t", "mT", "numpy_T", "adjoint"):
+        order = order[::-1] if call.name != "mT" else [*order[:-2], *order[:-3:-1]]
+    else:
+        names = ("dim0", "dim1") if "dim0" in call else ("axis0", "axis1")
+        one, other = (call[name] % rank for name in names)
+        order[one], order[other] = order[other], order[one]
+    if order == list(range(rank)):
+        return lowering.value(call.source)
+    return lowering.emit("permute", [lowering.value(call.source)], dims=tuple(order))
+
+
+def _moved(order: list[int], sources: list[int], targets: list[int]) -> list[int]:
+    rank = len(order)
+    placed = {target % rank: source % rank for source, target in zip(sources, targets, strict=True)}
+    rest = iter(dim for dim in order if dim not in placed.values())
+    return [placed[position] if position in placed else next(rest) for position in range(rank)]
+
+
+def _concat(lowering: Lowering, call: Call) -> int:
+    values = [lowering.value(each) for each in call["tensors"]]
+    dim = call["dim"] % len(call.shape)
+    if call.shape[dim] < 0:
+        raise call.unsupported("along the batch")
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _stack(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % len(call.shape)
+    one = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
+    values = [lowering.emit("view", [lowering.value(each)], shape=one) for each in call["tensors"]]
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _slice(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % _rank(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if call.shape[dim] == size:
+        return value
+    if size < 0 or call["step"] != 1:
+        raise call.unsupported("along the batch" if size < 0 else "with steps")
+    start, end, _ = slice(call["start"], call["end"]).indices(size)
+    return _slice_of(lowering, value, dim, start, end)
+
+
+def _slice_of(lowering: Lowering, value: int, dim: int, start: int, end: int) -> int:
+    return lowering.emit("slice", [value], dim=dim, start=start, end=end)
+
+
+def _select(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % _rank(call.source)
+    size = shape_of(call.source)[dim]
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return lowering.emit("select", [lowering.value(call.source)], dim=dim, index=call["index"] % size)
+
+
+def _split(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % _rank(call.source)
+    value, start, parts = lowering.value(call.source), 0, []
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("along the batch")
+    for part in call.node.meta["val"]:
+        size = int(part.shape[dim])
+        parts.append(_slice_of(lowering, value, dim, start, start + size))
+        start += size
+    return tuple(parts)
+
+
+def _unbind(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % _rank(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return tuple(lowering.emit("select", [value], dim=dim, index=index) for index in range(size))
+
+
+def _pixel_shuffle(lowering: Lowering, call: Call) -> int:
+    batch, channels, height, width = shape_of(call.source)
+    by = call["upscale_factor"]
+    value = lowering.emit(
+        "view", [lowering.value(call.source)], shape=(batch, channels // by**2, by, by, height, width)
+    )
+    value = lowering.emit("permute", [value], dims=(0, 1, 4, 2, 5, 3))
+    return lowering.emit("view", [value], shape=call.shape)
+
+
+def _channel_shuffle(lowering: Lowering, call: Call) -> int:
+    batch, channels, *space = shape_of(call.source)
+    groups = call["groups"]
+    shape = (batch, groups, channels // groups, math.prod(space))
+    value = lowering.emit("view", [lowering.value(call.source)], shape=shape)
+    value = lowering.emit("permute", [value], dims=(0, 2, 1, 3))
+    return lowering.emit("view", [value], shape=call.shape)
+
+
+# ── reductions and products ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _reduction(op: str) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        dims = _listed(call["dim"]) if "dim" in call and call["dim"] is not None else []
+        rank = _rank(call.source)
+        dims = [dim % rank for dim in dims] or list(range(rank))
+        if any(shape_of(call.source)[dim] < 0 for dim in dims):
+            raise call.unsupported("over the batch")
+        keepdim = bool(call["keepdim"]) if "keepdim" in call else False
+        if call.source.meta["val"].dtype != call.node.meta["val"].dtype:
+            raise call.unsupported("into another dtype")
+        return lowering.emit(op, [lowering.value(call.source)], dims=tuple(sorted(dims)), keepdim=keepdim)
+
+    return lower
+
+
+def _softmax(op: str) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        dim = call["dim"] % _rank(call.source)
+        if shape_of(call.source)[dim] < 0:
+            raise call.unsupported("over the batch")
+        last = dim == _rank(call.source) - 1
+        return lowering.emit(op, [lowering.value(call.source)], dim=-1 if last else dim)
+
+    return lower
+
+
+def _matmul(lowering: Lowering, call: Call) -> int:
+    first, second = call.source, call["other"] if "other" in call else call["mat2"]
+    if min(_rank(first), _rank(second)) < 2:
+        raise call.unsupported("with a vector")
+    return lowering.emit("matmul", [lowering.value(first), lowering.value(second)])
+
+
+def _addmm(lowering: Lowering, call: Call) -> int:
+    if call["beta"] != 1 or call["alpha"] != 1:
+        raise call.unsupported("with factors")
+    names = ("mat1", "mat2") if "mat1" in call else ("batch1", "batch2")
+    product = lowering.emit("matmul", [lowering.value(call[name]) for name in names])
+    return lowering.emit("add", [product, lowering.value(call.source)])
+
+
+def _attention(lowering: Lowering, call: Call) -> int:
+    if call["dropout_p"] or (call.get("enable_gqa")):
+        raise call.unsupported("with dropout or grouped queries")
+    inputs = [lowering.value(call[name]) for name in ("query", "key", "value")]
+    if call["attn_mask"] is not None:
+        inputs.append(lowering.value(call["attn_mask"]))
+    scale = 0.0 if call["scale"] is None else float(call["scale"])
+    if len({shape_of(call[name])[:-2] for name in ("query", "key", "value")}) > 1:
+        raise call.unsupported("with heads that are repeated")
+    return lowering.emit("attention", inputs, causal=bool(call["is_causal"]), scale=scale)
+
+
+# ── arguments ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rank(node: Any) -> int:
+    value: Tensor = node.meta["val"]
+    return value.ndim
+
+
+def _listed(value: Any) -> list[int]:
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _repeated(value: Any, count: int) -> tuple[int, ...]:
+    """An argument that may be one number for all dimensions, as one for each."""
+    values = tuple(_listed(value))
+    return values * count if len(values) == 1 else values
+
+
+ATEN: dict[str, Lower] = {
+    **dict.fromkeys(("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy"), _same),
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout),
+    **dict.fromkeys(("to", "_to_copy", "type_as"), _cast),
+    **{
+        name: _unary(name)
+        for name in (
+            "relu", "tanh", "sigmoid", "silu", "relu6", "hardswish", "hardsigmoid", "selu", "mish", "exp", "log",
+            "sqrt", "rsqrt", "reciprocal", "abs", "neg", "sin", "cos", "erf", "log_sigmoid",
+        )
+    },
+    "gelu": _unary("gelu", approximate="approximate"),
+    "leaky_relu": _unary("leaky_relu", slope="negative_slope"),
+    "elu": _elu,
+    "celu": _unary("celu", alpha="alpha"),
+    "softplus": _unary("softplus", beta="beta", threshold="threshold"),
+    "prelu": _prelu,
+    **dict.fromkeys(("hardtanh", "clamp", "clamp_min", "clamp_max", "clip"), _clamp),
+    "add": _add,
+    "sub": _sub,
+    "rsub": _rsub,
+    **dict.fromkeys(("mul", "multiply"), _mul),
+    **dict.fromkeys(("div", "true_divide"), _div),
+    **dict.fromkeys(("pow", "square"), _pow),
+    "maximum": _binary("maximum"),
+    "minimum": _binary("minimum"),
+    "masked_fill": _masked_fill,
+    "where": _where,
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compare),
+    **dict.fromkeys(("logical_not", "bitwise_not"), _logical_not),
+    "glu": _glu,
     "linear": _linear,
-    "conv1d": _convolution(1),
-    "conv2d": _convolution(2),
-    "conv3d": _convolution(3),
-    "max_pool1d": _pool("max_pool1d", 1),
-    "max_pool2d": _pool("max_pool2d", 2),
-    "avg_pool1d": _pool("avg_pool1d", 1),
-    "avg_pool2d": _pool("avg_pool2d", 2),
-    "relu": _unary("relu"),
-    "tanh": _unary("tanh"),
-    "sigmoid": _unary("sigmoid"),
+    **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
+    **{
+        name: _transposed_convolution(dims)
+        for name, dims in (("conv_transpose1d", 1), ("conv_transpose2d", 2), ("conv_transpose3d", 3))
+    },
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm_of_three,
+    "instance_norm": _instance_norm,
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _layer_norm_of_three,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "embedding": _embedding,
+    "lstm": _recurrent("lstm"),
+    "gru": _recurrent("gru"),
+    "rnn_tanh": _recurrent("rnn"),
+    "rnn_relu": _recurrent("rnn", activation="relu"),
+    **{f"{kind}_pool{dims}d": _pool(f"{kind}_pool{dims}d", dims) for kind in ("max", "avg") for dims in (1, 2, 3)},
+    "max_pool2d_with_indices": _first(_pool("max_pool2d", 2)),
+    "max_pool3d_with_indices": _first(_pool("max_pool3d", 3)),
+    **{f"adaptive_avg_pool{dims}d": _adaptive_pool(f"adaptive_avg_pool{dims}d", dims) for dims in (1, 2, 3)},
+    "_adaptive_avg_pool2d": _adaptive_pool("adaptive_avg_pool2d", 2),
+    "_adaptive_avg_pool3d": _adaptive_pool("adaptive_avg_pool3d", 3),
+    **{f"adaptive_max_pool{dims}d": _first(_adaptive_pool(f"adaptive_max_pool{dims}d", dims)) for dims in (1, 2)},
+    **{f"upsample_nearest{dims}d": _interpolate("nearest") for dims in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{dims}d": _interpolate("nearest-exact") for dims in (1, 2, 3)},
+    "upsample_linear1d": _interpolate("linear"),
+    "upsample_bilinear2d": _interpolate("bilinear"),
+    "upsample_bicubic2d": _interpolate("bicubic"),
+    "upsample_trilinear3d": _interpolate("trilinear"),
+    "pad": _pad(),
+    "constant_pad_nd": _pad("constant"),
+    **{f"reflection_pad{dims}d": _pad("reflect") for dims in (1, 2, 3)},
+    **{f"replication_pad{dims}d": _pad("replicate") for dims in (1, 2, 3)},
     "flatten": _flatten,
-    "view": _reshape,
-    "reshape": _reshape,
-    "unflatten": _reshape,
-    "dropout": _dropout,
-    "feature_dropout": _dropout,
-    "alpha_dropout": _dropout,
-    "contiguous": _same,
-    "clone": _same,
-    "detach": _same,
-    "alias": _same,
-}
+    **dict.fromkeys(
+        ("view", "reshape", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
+    ),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
+    **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _filled(0.0)),
+    **dict.fromkeys(("ones", "new_ones", "ones_like"), _filled(1.0)),
+    **dict.fromkeys(("full", "new_full", "full_like"), _filled(None)),
+    **dict.fromkeys(
+        ("permute", "transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "moveaxis"), _permute
+    ),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _concat),
+    "stack": _stack,
+    "slice": _slice,
+    "select": _select,
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk"), _split),
+    "unbind": _unbind,
+    "pixel_shuffle": _pixel_shuffle,
+    "channel_shuffle": _channel_shuffle,
+    "mean": _reduction("mean"),
+    "sum": _reduction("sum"),
+    "amax": _reduction("amax"),
+    **dict.fromkeys(("softmax", "_softmax"), _softmax("softmax")),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _softmax("log_softmax")),
+    **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    "scaled_dot_product_attention": _attention,
+}  # fmt: skip

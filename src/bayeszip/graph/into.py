@@ -75,29 +75,58 @@ def _linear_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
 
 
 def _convolution_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
-    per_group = weight.shape[1]
-    groups = int(layer.groups)  # type: ignore[arg-type]
-    was = int(layer.in_channels)  # type: ignore[arg-type]
-    if groups > 1:
-        # Groups leave whole: each still reads and writes as many channels as before.
-        groups = weight.shape[0] * groups // int(layer.out_channels)  # type: ignore[arg-type]
-        was = per_group * groups
-    return {"out_channels": weight.shape[0], "in_channels": was if groups > 1 else per_group, "groups": groups}
+    groups = _remaining_groups(layer, weight.shape[0], "out_channels")
+    return {"out_channels": weight.shape[0], "in_channels": weight.shape[1] * groups, "groups": groups}
 
 
-#: Layers that can shrink, and the sizes they state about themselves.
+def _transposed_convolution_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
+    groups = _remaining_groups(layer, weight.shape[0], "in_channels")
+    return {"in_channels": weight.shape[0], "out_channels": weight.shape[1] * groups, "groups": groups}
+
+
+def _remaining_groups(layer: nn.Module, channels: int, attribute: str) -> int:
+    """Groups leave whole: each still has as many channels as before."""
+    groups, before = int(layer.groups), int(getattr(layer, attribute))  # type: ignore[arg-type]
+    return channels * groups // before if groups > 1 else 1
+
+
+def _group_norm_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
+    groups, before = int(layer.num_groups), int(layer.num_channels)  # type: ignore[arg-type]
+    return {"num_channels": weight.shape[0], "num_groups": weight.shape[0] * groups // before}
+
+
+def _features(layer: nn.Module, weight: Tensor) -> dict[str, int]:
+    return {"num_features": weight.shape[0]}
+
+
+#: Layers that can shrink, and the sizes they state about themselves, by their weight.
 _SIZES: dict[type[nn.Module], Callable[[nn.Module, Tensor], dict[str, int]]] = {
     nn.Linear: _linear_sizes,
     nn.Conv1d: _convolution_sizes,
     nn.Conv2d: _convolution_sizes,
     nn.Conv3d: _convolution_sizes,
+    nn.ConvTranspose1d: _transposed_convolution_sizes,
+    nn.ConvTranspose2d: _transposed_convolution_sizes,
+    nn.ConvTranspose3d: _transposed_convolution_sizes,
+    nn.BatchNorm1d: _features,
+    nn.BatchNorm2d: _features,
+    nn.BatchNorm3d: _features,
+    nn.InstanceNorm1d: _features,
+    nn.InstanceNorm2d: _features,
+    nn.InstanceNorm3d: _features,
+    nn.GroupNorm: _group_norm_sizes,
+    nn.Embedding: lambda layer, weight: {"embedding_dim": weight.shape[1]},
+    nn.PReLU: lambda layer, weight: {"num_parameters": weight.shape[0]},
 }
 
 
 def _restate(module: nn.Module) -> None:
     """Let a layer's stated sizes follow its tensors."""
+    weight = getattr(module, "weight", None)
+    if weight is None:
+        weight = getattr(module, "running_mean", None)
     for kind, sizes in _SIZES.items():
-        if isinstance(module, kind) and isinstance(weight := getattr(module, "weight", None), Tensor):
+        if isinstance(module, kind) and isinstance(weight, Tensor):
             for attribute, size in sizes(module, weight).items():
                 setattr(module, attribute, size)
 

@@ -45,7 +45,9 @@ def drop_dead_units(model: CompressedModel, *, fold: Fold = "smaller", multiple_
         return model
     model = _without_unread_tensors(model)
     while True:
-        smaller = _Pass(model, fold, multiple_of).rewritten()
+        smaller = model
+        for packed in (True, False):
+            smaller = _Pass(smaller, fold, multiple_of, packed=packed).rewritten()
         if smaller.parameters == model.parameters:
             return smaller
         model = smaller
@@ -79,13 +81,13 @@ class _Solution:
 class _Pass:
     """One round over a model: its sites, what is live among them, and the model without the rest."""
 
-    def __init__(self, model: CompressedModel, fold: Fold, multiple_of: int) -> None:
+    def __init__(self, model: CompressedModel, fold: Fold, multiple_of: int, *, packed: bool) -> None:
         if model.graph is None:
             raise ModelError("the model has no graph")
         self._model, self._graph, self._multiple_of = model, model.graph, multiple_of
         self._weights = {name: _dense(model.tensors[name]) for name in self._graph.tensor_names()}
         self._uses = [name for node in self._graph.nodes for name in node.tensors if name is not None]
-        self._sites, self._pinned, self._coordinates = self._coupled()
+        self._sites, self._pinned, self._coordinates = self._coupled(Atoms(packed=packed))
         self._fold: Fold = fold
 
     def rewritten(self) -> CompressedModel:
@@ -110,11 +112,9 @@ class _Pass:
                 tensors[bias_name] = _taken(tensors[bias_name], [live[_rows(self._sites[position])]])
         return replace(self._model, tensors=tensors, graph=replace(self._graph, nodes=tuple(nodes)))
 
-    def _coupled(self) -> tuple[list[Site], np.ndarray, dict[str, list[np.ndarray]]]:
+    def _coupled(self, atoms: Atoms) -> tuple[list[Site], np.ndarray, dict[str, list[np.ndarray]]]:
         """The sites with their atoms and constants, which atoms are pinned, and the coordinates of each tensor."""
-        atoms = Atoms()
-        all_shapes = shapes(self._model)
-        values = [self._blank(shape, atoms) for shape in all_shapes]
+        values = [self._blank(shape, atoms) for shape in shapes(self._model)]
         tensors = {
             name: Tensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
             for name, weights in self._weights.items()
@@ -136,7 +136,8 @@ class _Pass:
         sites = []
         for position, node in enumerate(self._graph.nodes):
             site = self._site(position, node, values, tensors)
-            constants = RULES[node.op].constants(site)
+            with np.errstate(all="ignore"):
+                constants = RULES[node.op].constants(site)
             constants = np.where(np.isfinite(constants), constants, np.nan)
             site = replace(site, output=replace(site.output, constants=constants))
             values[self._graph.inputs + position] = site.output
@@ -159,7 +160,7 @@ class _Pass:
 
     def _can_fold(self, node: Node) -> bool:
         """Whether the node's bias is its own and of a kind that can take a new value."""
-        if node.tensors[:1] == () or len(node.tensors) < 2:
+        if node.op not in _WIDTHS:
             return False
         weight, bias = node.tensors[:2]
         if bias is None:

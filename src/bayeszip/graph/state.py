@@ -50,7 +50,7 @@ def from_state(
                 tensors[name] = to_raw(tensor, name)
     if quantized:
         raise ModelError(f"{type(module).__name__} has no tensors named {sorted(quantized)}")
-    return tensors | {name: to_raw(torch.as_tensor(value), name) for name, value in _constants(graph).items()}
+    return tensors | {name: constant for name, constant in (graph.constants if graph else {}).items() if name in read}
 
 
 def to_raw(tensor: Tensor, name: str = "a tensor") -> RawTensor:
@@ -86,7 +86,3 @@ def _fitting(name: str, quantized: QuantizedTensor, tensor: Tensor) -> Quantized
     if quantized.shape != tuple(tensor.shape):
         raise ModelError(f"{name} is quantized as {quantized.shape} but has shape {tuple(tensor.shape)}")
     return quantized
-
-
-def _constants(graph: Graph | None) -> Mapping[str, Tensor]:
-    return {}

@@ -75,24 +75,30 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
     if model.graph is None:
         raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
     layers = _layers(model.graph, model)
-    network = Network(tuple(_steps(model.graph, layers)), model.graph.outputs, model.graph.inputs)
+    steps = _steps(model.graph, {path: node for path, (node, _) in layers.items()}, dtype)
+    network = Network(tuple(steps), model.graph.outputs, model.graph.inputs)
     for path in sorted(layers, key=lambda path: path.count(".")):
-        _place(network, path, _built(layers[path], model))
+        _place(network, path, layers[path][1])
     buffers = _buffer_names(model.graph)
     for name, tensor in model.tensors.items():
         value = to_torch(tensor)
         value = value.to(dtype) if value.is_floating_point() else value
         _register(network, name, value, is_buffer=name in buffers or not value.is_floating_point())
+    for module in network.modules():
+        # What the file doesn't tell, how many batches a norm has seen, a stock layer can do without.
+        module._buffers.update(
+            {name: None for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
+        )
     return network.eval()
 
 
-def _layers(graph: Graph, model: CompressedModel) -> dict[str, Node]:
+def _layers(graph: Graph, model: CompressedModel) -> dict[str, tuple[Node, nn.Module]]:
     """The paths at which a stock layer can stand, each with the node that it computes."""
-    found: dict[str, Node] = {}
+    found: dict[str, tuple[Node, nn.Module]] = {}
     for node in graph.nodes:
         path = _layer_path(node, model)
-        if path is not None:
-            found.setdefault(path, node)
+        if path is not None and path not in found and (layer := _built(node, model)) is not None:
+            found[path] = (node, layer)
     return found
 
 
@@ -111,13 +117,16 @@ def _layer_path(node: Node, model: CompressedModel) -> str | None:
     return path
 
 
-def _steps(graph: Graph, layers: dict[str, Node]) -> Iterator[_Step]:
+def _steps(graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[_Step]:
     path_of = {_signature(node): path for path, node in layers.items()}
     last_use = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
     for position, node in enumerate(graph.nodes):
         used_up = {value for value in node.inputs if last_use[value] == position} - set(graph.outputs)
         path = path_of.get(_signature(node))
-        yield _Step(node.op, node.inputs, path, node.tensors, dict(node.attributes), tuple(sorted(used_up)))
+        attributes = dict(node.attributes)
+        if node.op == "cast" and "float" in str(attributes["dtype"]):
+            attributes["dtype"] = str(dtype).removeprefix("torch.")  # the one that all of the network computes in
+        yield _Step(node.op, node.inputs, path, node.tensors, attributes, tuple(sorted(used_up)))
 
 
 def _signature(node: Node) -> tuple[object, ...]:
@@ -125,7 +134,7 @@ def _signature(node: Node) -> tuple[object, ...]:
     return node.op, node.tensors, tuple(sorted(node.attributes.items()))
 
 
-def _built(node: Node, model: CompressedModel) -> nn.Module:
+def _built(node: Node, model: CompressedModel) -> nn.Module | None:
     shapes = [None if name is None else model.tensors[name].shape for name in node.tensors]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a layer without elements is none of torch's business here

@@ -4,13 +4,15 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.aten import Lowering, UnknownOperator
+from bayeszip.graph.aten import ATEN
+from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.tensors import Graph
 
 __all__ = ["UnknownOperator", "UntraceableModel", "trace"]
@@ -32,10 +34,60 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     program = _exported(module, _with_batch(inputs))
-    lowering = Lowering(program, _canonical_names(module))
+    names = _canonical_names(module)
+    taken_apart: set[object] = set()
+    while True:
+        try:
+            return _lowered(program, names)
+        except UnknownOperator as error:
+            # Many operators outside the list are made of operators inside it (einsum, for example): take them apart.
+            if error.target in taken_apart or not _is_composite(error.target):
+                raise
+            taken_apart.add(error.target)
+            program = _taken_apart(program, error)
+
+
+def _lowered(program: ExportedProgram, names: dict[str, str]) -> Graph:
+    lowering = Lowering(program, names, ATEN)
     for node in program.graph.nodes:
         lowering.add(node)
-    return lowering.graph()
+    return pruned(lowering.graph())
+
+
+def pruned(graph: Graph) -> Graph:
+    """The graph without nodes that no output is computed from; inputs stay stated."""
+    needed, nodes = set(graph.outputs), graph.nodes
+    for position in reversed(range(len(nodes))):
+        if graph.inputs + position in needed or nodes[position].op == "input":
+            needed.update((graph.inputs + position, *nodes[position].inputs))
+    order = sorted(value for value in needed if value >= graph.inputs)
+    renamed = {value: value for value in range(graph.inputs)}
+    renamed |= {value: graph.inputs + place for place, value in enumerate(order)}
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(node, inputs=tuple(renamed[each] for each in node.inputs))
+            for node in (nodes[value - graph.inputs] for value in order)
+        ),
+        outputs=tuple(renamed[value] for value in graph.outputs),
+    )
+
+
+def _is_composite(target: object) -> bool:
+    """Whether an operator is defined by others."""
+    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
+
+
+def _taken_apart(program: ExportedProgram, error: UnknownOperator) -> ExportedProgram:
+    target = error.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return program.run_decompositions({target: target.decompose})
+        except Exception:  # whatever torch makes of it, the operator stays unknown
+            raise error from None
 
 
 def _with_batch(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

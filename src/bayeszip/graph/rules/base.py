@@ -25,6 +25,8 @@ __all__ = [
     "Tensor",
     "Value",
     "along",
+    "couple_groups",
+    "dimension",
     "extent",
     "ints",
     "spread",
@@ -85,9 +87,15 @@ class Folded:
 
 
 class Atoms:
-    """Coordinates and which of them belong together: a union-find that is solved once, at the end."""
+    """Coordinates and which of them belong together: a union-find that is solved once, at the end.
 
-    def __init__(self) -> None:
+    Args:
+        packed: whether a dimension that is split into 3 and the rest is taken for packed queries, keys and values, of
+            which the rest may lose coordinates; or for three heads, of which whole ones may go.
+    """
+
+    def __init__(self, *, packed: bool = False) -> None:
+        self.packed = packed
         self._count = 0
         self._joined: list[tuple[np.ndarray, np.ndarray]] = []
         self._pinned: list[np.ndarray] = []
@@ -167,6 +175,21 @@ def ints(node: Node, name: str) -> tuple[int, ...]:
     if not isinstance(value, tuple):
         raise ModelError(f"{node.op}: attribute {name} must be a tuple of integers, not {value!r}")
     return value
+
+
+def dimension(node: Node, name: str, rank: int) -> int:
+    """An attribute that is a dimension, counted from the front."""
+    dim = node.attributes[name]
+    if not isinstance(dim, int) or not -rank <= dim < rank:
+        raise ModelError(f"{node.op}: there is no dimension {dim} among {rank}")
+    return dim % rank
+
+
+def couple_groups(before: np.ndarray, after: np.ndarray, groups: int, atoms: Atoms) -> None:
+    """A group leaves as a whole: stock layers can't hold groups of different sizes."""
+    leaders = before[:: len(before) // groups]
+    atoms.join(before, np.repeat(leaders, len(before) // groups))
+    atoms.join(after, np.repeat(leaders, len(after) // groups))
 
 
 def extent(size: int) -> int:

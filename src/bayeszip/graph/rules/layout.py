@@ -7,11 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, extent, ints, spread
+from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["Flatten", "Input", "Reshape", "couple_reshape", "reshape_constants"]
+__all__ = [
+    "Concat",
+    "Expand",
+    "Flatten",
+    "Input",
+    "Pad",
+    "Permute",
+    "Reshape",
+    "Select",
+    "Slice",
+    "View",
+]
 
 #: Larger activations than this are not expanded to follow their constants; they count as unknown.
 _LARGEST_EXPANSION = 2**24
@@ -29,10 +40,7 @@ class Flatten(Rule):
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,) = inputs
-        first, last = (
-            _dimension(node, int(value) if isinstance(value, int) else 0, len(shape))
-            for value in (node.attributes["start_dim"], node.attributes["end_dim"])
-        )
+        first, last = (dimension(node, name, len(shape)) for name in ("start_dim", "end_dim"))
         if first > last:
             raise ModelError(f"flatten: start_dim {first} lies behind end_dim {last}")
         return (*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
@@ -60,6 +68,218 @@ class Reshape(Rule):
         asked = ints(site.node, "shape")
         sizes = [count(coordinates) for coordinates in site.output.coordinates[1:]]
         return {"shape": tuple(-1 if old == -1 else new for old, new in zip(asked, sizes, strict=True))}
+
+
+class View(Rule):
+    """The elements in the same order under another shape, wherever the batch dimension comes to lie."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), asked = inputs, ints(node, "shape")
+        if _product(shape) != _product(asked):
+            raise ModelError(f"view: {_elements(shape)} elements don't fit into shape {asked}")
+        return asked
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        couple_reshape(site.inputs[0], site.output, atoms)
+
+    def constants(self, site: Site) -> np.ndarray:
+        return reshape_constants(site.inputs[0], site.output.shape)
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        return {"shape": _counted(site.output, count)}
+
+
+class Expand(Rule):
+    """Dimensions of one element repeated; the second input tells the batch size."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        shape, asked = inputs[0], ints(node, "shape")
+        aligned = (1,) * (len(asked) - len(shape)) + shape
+        if len(aligned) != len(asked) or any(one not in (1, other) for one, other in zip(aligned, asked, strict=True)):
+            raise ModelError(f"expand: a value of shape {shape} can't be brought to {asked}")
+        return asked
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        source, skipped = site.inputs[0], len(site.output.shape) - len(site.inputs[0].shape)
+        for dim, coordinates in enumerate(site.output.coordinates):
+            if dim >= skipped and source.shape[dim - skipped] == site.output.shape[dim]:
+                atoms.join(source.coordinates[dim - skipped], coordinates)
+            else:
+                atoms.pin(
+                    coordinates, *(source.coordinates[dim - skipped : dim - skipped + 1] if dim >= skipped else ())
+                )
+
+    def constants(self, site: Site) -> np.ndarray:
+        constants = site.inputs[0].constants
+        return constants.reshape((1,) * (len(site.output.shape) - constants.ndim) + constants.shape)
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        return {"shape": _counted(site.output, count)}
+
+
+class Permute(Rule):
+    """The dimensions in another order."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), dims = inputs, ints(node, "dims")
+        if sorted(dims) != list(range(len(shape))):
+            raise ModelError(f"permute: {dims} is not an order of {len(shape)} dimensions")
+        return tuple(shape[dim] for dim in dims)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        for target, dim in enumerate(ints(site.node, "dims")):
+            atoms.join(site.inputs[0].coordinates[dim], site.output.coordinates[target])
+
+    def constants(self, site: Site) -> np.ndarray:
+        return site.inputs[0].constants.transpose(ints(site.node, "dims"))
+
+
+class Concat(Rule):
+    """Values one after the other along a dimension."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        dim = dimension(node, "dim", len(inputs[0]))
+        rests = {(*shape[:dim], *shape[dim + 1 :]) for shape in inputs}
+        sizes = [shape[dim] for shape in inputs if len(shape) > dim]
+        if len(rests) != 1 or len(sizes) != len(inputs) or min(sizes) < 0:
+            raise ModelError(f"concat: shapes {', '.join(map(str, inputs))} don't fit along dimension {dim}")
+        return (*inputs[0][:dim], sum(sizes), *inputs[0][dim + 1 :])
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        along_dim = dimension(site.node, "dim", len(site.output.shape))
+        start = 0
+        for value in site.inputs:
+            for dim, coordinates in enumerate(value.coordinates):
+                target = site.output.coordinates[dim]
+                atoms.join(coordinates, target[start : start + len(coordinates)] if dim == along_dim else target)
+            start += value.shape[along_dim]
+
+    def constants(self, site: Site) -> np.ndarray:
+        along_dim = dimension(site.node, "dim", len(site.output.shape))
+        common = np.broadcast_shapes(*(_without(value.constants.shape, along_dim) for value in site.inputs))
+        if math.prod(common) * site.output.shape[along_dim] > _LARGEST_EXPANSION:
+            return np.full((1,) * len(site.output.shape), UNKNOWN)
+        parts = [
+            np.broadcast_to(value.constants, (*common[:along_dim], value.shape[along_dim], *common[along_dim + 1 :]))
+            for value in site.inputs
+        ]
+        return np.concatenate(parts, axis=along_dim)
+
+
+class Slice(Rule):
+    """A stretch of a dimension, from `start` up to `end`; what lies outside isn't read here."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), dim = inputs, dimension(node, "dim", len(inputs[0]))
+        start, end = self._bounds(node)
+        if not 0 <= start < end <= shape[dim]:
+            raise ModelError(f"slice: {start} to {end} is not a stretch of dimension {dim} of shape {shape}")
+        return (*shape[:dim], end - start, *shape[dim + 1 :])
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        (start, end), dim = self._bounds(site.node), dimension(site.node, "dim", len(site.output.shape))
+        for position, (one, other) in enumerate(zip(site.inputs[0].coordinates, site.output.coordinates, strict=True)):
+            atoms.join(one[start:end] if position == dim else one, other)
+
+    def constants(self, site: Site) -> np.ndarray:
+        (start, end), dim = self._bounds(site.node), dimension(site.node, "dim", len(site.output.shape))
+        constants = site.inputs[0].constants
+        return constants if constants.shape[dim] == 1 else constants.take(np.arange(start, end), axis=dim)
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        (start, end), dim = self._bounds(site.node), dimension(site.node, "dim", len(site.output.shape))
+        coordinates = site.inputs[0].coordinates[dim]
+        return {"start": count(coordinates[:start]), "end": count(coordinates[:end])}
+
+    def _bounds(self, node: Node) -> tuple[int, int]:
+        start, end = node.attributes["start"], node.attributes["end"]
+        if not isinstance(start, int) or not isinstance(end, int):
+            raise ModelError(f"slice: {start!r} to {end!r} is not a stretch")
+        return start, end
+
+
+class Select(Rule):
+    """One coordinate of a dimension, which disappears."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), dim = inputs, dimension(node, "dim", len(inputs[0]))
+        if not 0 <= self._index(node) < shape[dim]:
+            raise ModelError(f"select: there is no index {self._index(node)} in dimension {dim} of shape {shape}")
+        return _without(shape, dim, keep=False)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        dim = dimension(site.node, "dim", len(site.inputs[0].shape))
+        atoms.pin(site.inputs[0].coordinates[dim][self._index(site.node)])
+        rest = (*site.inputs[0].coordinates[:dim], *site.inputs[0].coordinates[dim + 1 :])
+        for one, other in zip(rest, site.output.coordinates, strict=True):
+            atoms.join(one, other)
+
+    def constants(self, site: Site) -> np.ndarray:
+        dim = dimension(site.node, "dim", len(site.inputs[0].shape))
+        constants = site.inputs[0].constants
+        return constants.take(0 if constants.shape[dim] == 1 else self._index(site.node), axis=dim)
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        dim = dimension(site.node, "dim", len(site.inputs[0].shape))
+        return {"index": count(site.inputs[0].coordinates[dim][: self._index(site.node)])}
+
+    def _index(self, node: Node) -> int:
+        index = node.attributes["index"]
+        if not isinstance(index, int):
+            raise ModelError(f"select: {index!r} is not an index")
+        return index
+
+
+class Pad(Rule):
+    """More elements at the ends of the last dimensions; those dimensions stay as they are."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), amounts = inputs, ints(node, "amounts")
+        if len(amounts) % 2 or len(amounts) > 2 * len(shape):
+            raise ModelError(f"pad: {amounts} doesn't fit a value of shape {shape}")
+        result = list(shape)
+        for dim, before, after in self._padded(node, len(shape)):
+            if shape[dim] < 0 or shape[dim] + before + after < 1:
+                raise ModelError(f"pad: dimension {dim} of shape {shape} can't be padded by {before} and {after}")
+            result[dim] += before + after
+        return tuple(result)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        padded = {dim for dim, _, _ in self._padded(site.node, len(site.output.shape))}
+        for dim, (one, other) in enumerate(zip(site.inputs[0].coordinates, site.output.coordinates, strict=True)):
+            if dim in padded:
+                atoms.pin(one, other)
+            else:
+                atoms.join(one, other)
+
+    def constants(self, site: Site) -> np.ndarray:
+        constants = site.inputs[0].constants
+        for dim, _, _ in self._padded(site.node, constants.ndim):
+            first = constants.take([0], axis=dim)
+            constants = np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
+        if site.node.attributes["mode"] == "constant":
+            constants = np.where(constants == site.node.attributes["value"], constants, UNKNOWN)
+        return constants
+
+    def _padded(self, node: Node, rank: int) -> Iterator[tuple[int, int, int]]:
+        amounts = ints(node, "amounts")
+        for position in range(len(amounts) // 2):
+            before, after = amounts[2 * position : 2 * position + 2]
+            if before or after:
+                yield rank - 1 - position, before, after
+
+
+def _counted(value: Value, count: Callable[[np.ndarray], int]) -> Shape:
+    """A value's shape when only its live coordinates remain."""
+    return tuple(
+        count(coordinates) * (-1 if size < 0 else 1)
+        for size, coordinates in zip(value.shape, value.coordinates, strict=True)
+    )
+
+
+def _without(shape: Shape, dim: int, *, keep: bool = True) -> Shape:
+    """The shape with one dimension of size one, or without it."""
+    return (*shape[:dim], *((1,) if keep else ()), *shape[dim + 1 :])
 
 
 def filled(node: Node, shape: Shape, asked: Shape, free: slice) -> Shape:
@@ -91,12 +311,14 @@ def couple_reshape(source: Value, target: Value, atoms: Atoms) -> None:
     for before, after in _groups(source.shape, target.shape):
         old = [factor.dim for factor in before]
         new = [factor.dim for factor in after]
-        if any(factor.is_batch for factor in (*before, *after)):
+        if _is_batch_alone(before, after):
+            continue
+        if _has_batch(before) or _has_batch(after):
             atoms.pin(*(source.coordinates[dim] for dim in old), *(target.coordinates[dim] for dim in new))
         elif len(old) == 1 and len(new) == 1:
             atoms.join(source.coordinates[old[0]], target.coordinates[new[0]])
         elif len(old) == 1:
-            _couple_blocks(source.coordinates[old[0]], target, new, atoms, packed=True)
+            _couple_blocks(source.coordinates[old[0]], target, new, atoms, packed=atoms.packed)
         elif len(new) == 1:
             _couple_blocks(target.coordinates[new[0]], source, old, atoms, packed=False)
         else:
@@ -106,10 +328,10 @@ def couple_reshape(source: Value, target: Value, atoms: Atoms) -> None:
 def _couple_blocks(whole: np.ndarray, value: Value, parts: list[int], atoms: Atoms, *, packed: bool) -> None:
     """One dimension against its factors: one factor may lose coordinates, the others are pinned.
 
-    The outermost may, save that a factor of 3 in front of heads is taken for packed queries, keys and values.
+    The outermost may, or the one behind three packed parts.
     """
     sizes = [extent(value.shape[dim]) for dim in parts]
-    free = 1 if packed and len(parts) > 2 and sizes[0] == 3 else 0
+    free = 1 if packed and sizes[0] == 3 else 0
     index = np.indices(sizes)[free].ravel()
     atoms.join(whole, value.coordinates[parts[free]][index])
     atoms.pin(*(value.coordinates[dim] for dim in parts if dim != parts[free]))
@@ -153,9 +375,20 @@ def reshape_constants(source: Value, shape: Shape) -> np.ndarray:
     """The constants of a value under another shape."""
     if math.prod(extent(size) for size in source.shape) > _LARGEST_EXPANSION:
         return np.full((1,) * len(shape), UNKNOWN)
-    constants = _uniform_over_batches(spread(source.constants, source.shape), source.shape)
-    reshaped = constants.reshape([extent(size) for size in shape])
+    constants = spread(source.constants, source.shape)
+    if all(_is_batch_alone(before, after) for before, after in _groups(source.shape, shape) if _has_batch(before)):
+        return constants.reshape([extent(size) for size in shape])
+    reshaped = _uniform_over_batches(constants, source.shape).reshape([extent(size) for size in shape])
     return _uniform_over_batches(reshaped, shape)
+
+
+def _has_batch(factors: list[_Factor]) -> bool:
+    return any(factor.is_batch for factor in factors)
+
+
+def _is_batch_alone(before: list[_Factor], after: list[_Factor]) -> bool:
+    """Whether the batch comes out as it went in. Of a dimension of −k the k coordinates are another factor."""
+    return [factor.is_batch for factor in before] == [factor.is_batch for factor in after] == [True]
 
 
 def _uniform_over_batches(constants: np.ndarray, shape: Shape) -> np.ndarray:
@@ -166,12 +399,6 @@ def _uniform_over_batches(constants: np.ndarray, shape: Shape) -> np.ndarray:
             same = (constants == first).all(axis=dim, keepdims=True)
             constants = np.broadcast_to(np.where(same, first, UNKNOWN), constants.shape)
     return constants
-
-
-def _dimension(node: Node, dim: int, rank: int) -> int:
-    if not -rank <= dim < rank:
-        raise ModelError(f"{node.op}: there is no dimension {dim} among {rank}")
-    return dim % rank
 
 
 def _product(shape: Shape) -> int:

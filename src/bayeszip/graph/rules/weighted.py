@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Folded, Rule, Shape, Site, along, ints
+from bayeszip.graph.rules.base import UNKNOWN, Atoms, Folded, Rule, Shape, Site, along, couple_groups, ints
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["Convolution", "Linear"]
+__all__ = ["Convolution", "Linear", "TransposedConvolution"]
 
 
 class Linear(Rule):
@@ -85,7 +85,7 @@ class Convolution(Rule):
         if groups == 1:
             atoms.join(weight.coordinates[1], before[1])
         else:
-            _couple_groups(before[1], after[1], groups, atoms)
+            couple_groups(before[1], after[1], groups, atoms)
             atoms.pin(weight.coordinates[1])
 
     def constants(self, site: Site) -> np.ndarray:
@@ -110,10 +110,7 @@ class Convolution(Rule):
         return _folded(site, self._channels(site), ~live[site.inputs[0].coordinates[1]])
 
     def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
-        groups = _groups(site.node)
-        if groups == 1:
-            return {}
-        return {"groups": count(site.inputs[0].coordinates[1][:: site.inputs[0].shape[1] // groups])}
+        return _shrunk_groups(site, count)
 
     def _channels(self, site: Site) -> np.ndarray:
         return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
@@ -122,11 +119,79 @@ class Convolution(Rule):
         return site.node.attributes["padding_mode"] == "zeros" and any(ints(site.node, "padding"))
 
 
-def _couple_groups(before: np.ndarray, after: np.ndarray, groups: int, atoms: Atoms) -> None:
-    """A group leaves as a whole: stock layers can't hold groups of different sizes."""
-    leaders = before[:: len(before) // groups]
-    atoms.join(before, np.repeat(leaders, len(before) // groups))
-    atoms.join(after, np.repeat(leaders, len(after) // groups))
+class TransposedConvolution(Rule):
+    """A transposed convolution; its weight lies inputs first. Only zero is read without a trace."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), weight, groups = inputs, tensors[0], _groups(node)
+        if len(shape) != self._rank + 2 or weight is None or len(weight) != self._rank + 2:
+            raise ModelError(f"{node.op}: a weight of shape {weight} can't be applied to a value of shape {shape}")
+        if weight[0] != shape[1] or weight[0] % groups:
+            raise ModelError(f"{node.op}: a weight of shape {weight} in {groups} groups can't read {shape[1]} channels")
+        _check_bias(node, tensors[1], weight[1] * groups)
+        per_dim = zip(
+            shape[2:],
+            weight[2:],
+            *(ints(node, name) for name in ("stride", "padding", "dilation", "output_padding")),
+            strict=True,
+        )
+        sizes = [
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
+            for size, kernel, stride, padding, dilation, extra in per_dim
+        ]
+        if min(sizes) < 1:
+            raise ModelError(f"{node.op}: nothing is left of an input of shape {shape}")
+        return (shape[0], weight[1] * groups, *sizes)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        before, after = site.inputs[0].coordinates, site.output.coordinates
+        weight, bias = site.tensors
+        atoms.pin(before[0], after[0], *before[2:], *after[2:])
+        if bias is not None:
+            atoms.join(bias.coordinates[0], after[1])
+        if weight is None:
+            return
+        atoms.join(weight.coordinates[0], before[1])
+        atoms.pin(*weight.coordinates[2:])
+        groups = _groups(site.node)
+        if groups == 1:
+            atoms.join(weight.coordinates[1], after[1])
+        else:
+            couple_groups(before[1], after[1], groups, atoms)
+            atoms.pin(weight.coordinates[1])
+
+    def constants(self, site: Site) -> np.ndarray:
+        weight, bias = _weight(site), site.tensors[1]
+        rows = np.zeros(site.output.shape[1]) if bias is None else bias.values.astype(np.float64)
+        varies = self._channels(site) != 0
+        groups = _groups(site.node)
+        read = (weight != 0).any(axis=tuple(range(2, weight.ndim))) & varies[:, None]
+        touched = read.reshape(groups, -1, weight.shape[1]).any(axis=1).ravel()
+        return np.where(touched, UNKNOWN, rows).reshape(1, -1, *(1,) * self._rank)
+
+    def needs(self, site: Site, live: np.ndarray) -> None:
+        if _groups(site.node) > 1:
+            return  # a group's inputs and outputs are one atom
+        weight = _weight(site)
+        connected = (weight != 0).any(axis=tuple(range(2, weight.ndim)))
+        used = connected[:, live[site.output.coordinates[1]]].any(axis=1)
+        live[site.inputs[0].coordinates[1][used & (self._channels(site) != 0)]] = True
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        return _shrunk_groups(site, count)
+
+    def _channels(self, site: Site) -> np.ndarray:
+        return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
+
+
+def _shrunk_groups(site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+    groups = _groups(site.node)
+    if groups == 1:
+        return {}
+    return {"groups": count(site.inputs[0].coordinates[1][:: site.inputs[0].shape[1] // groups])}
 
 
 def _connected(site: Site) -> np.ndarray:

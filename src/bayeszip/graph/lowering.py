@@ -1,0 +1,238 @@
+"""A graph in the making: walks a program of torch.export and notes what each of its nodes became."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.rules.base import Shape
+from bayeszip.graph.state import DTYPES, to_raw
+from bayeszip.operators import AttributeValue
+from bayeszip.tensors import Graph, Node, RawTensor
+
+__all__ = ["Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "shape_of"]
+
+#: What a node of the program becomes: a value of the graph, or several.
+Lowered = int | tuple[int, ...]
+
+
+class UnknownOperator(ModelError):
+    """A module uses an operator outside the closed list.
+
+    Args:
+        target: the operator, where it is one of ATen's.
+    """
+
+    def __init__(self, message: str, target: object = None) -> None:
+        super().__init__(message)
+        self.target = target
+
+
+class Call:
+    """An ATen call with its arguments by their names in the schema, defaults filled in."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+        schema = node.target._schema  # type: ignore[union-attr]
+        # Where `trace` lets an operator that writes into its input pass, it means the same as the one that doesn't.
+        self.name: str = schema.name.removeprefix("aten::")
+        if not self.name.startswith("_"):
+            self.name = self.name.removesuffix("_")
+        self._arguments: dict[str, Any] = {}
+        for position, argument in enumerate(schema.arguments):
+            if position < len(node.args):
+                self._arguments[argument.name] = node.args[position]
+            else:
+                default = argument.default_value if argument.has_default_value() else None
+                self._arguments[argument.name] = node.kwargs.get(argument.name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arguments
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._arguments.get(name, default)
+
+    @property
+    def source(self) -> fx.Node:
+        """The value that the call is about."""
+        return self._arguments["self"] if "self" in self._arguments else self._arguments["input"]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the (first) result."""
+        return shape_of(self.node)
+
+    def unsupported(self, what: str = "") -> UnknownOperator:
+        """The error that says which operator of which layer isn't in the list."""
+        stack = self.node.meta.get("nn_module_stack") or {}
+        path, kind = list(stack.values())[-1] if stack else ("", "")
+        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+        where = f"{path!r} ({kind})" if path else "the network's own forward"
+        detail = f" {what}" if what else ""
+        return UnknownOperator(
+            f"operator {str(self.node.target)!r}{detail}, used in {where}, is not in the closed list; "
+            "the file can hold the tensors alone, to be loaded with into=",
+            self.node.target,
+        )
+
+
+Lower = Callable[["Lowering", Call], Lowered]
+
+
+def shape_of(node: fx.Node) -> Shape:
+    """The shape of a node's (first) result, −k for k times the batch size."""
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
+    return tuple(_size(each, node) for each in value.shape)
+
+
+def _size(size: Any, node: fx.Node) -> int:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    symbols = expression.free_symbols
+    factor = expression / next(iter(symbols)) if len(symbols) == 1 else None
+    if factor is None or not factor.is_Integer:
+        raise UnknownOperator(f"{node} has a dimension of size {expression}, which is no multiple of the batch size")
+    return -int(factor)
+
+
+class Lowering:
+    """What the nodes of a program became so far, by a table of what each ATen operator becomes."""
+
+    def __init__(self, program: ExportedProgram, canonical: Mapping[str, str], table: Mapping[str, Lower]) -> None:
+        signature = program.graph_signature
+        self._table = table
+        self._parameters = {node: canonical.get(name, name) for node, name in signature.inputs_to_parameters.items()}
+        self._buffers = {node: canonical.get(name, name) for node, name in signature.inputs_to_buffers.items()}
+        stored = {**program.state_dict, **program.constants}
+        held = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        self._held = {node: stored[name] for node, name in held.items() if isinstance(stored.get(name), Tensor)}
+        self._user_inputs = [name for name in signature.user_inputs if isinstance(name, str)]
+        self._values: dict[fx.Node, Lowered] = {}
+        self._constants: dict[fx.Node, Tensor | tuple[Tensor, ...]] = {}
+        self._stored: dict[str, int] = {}
+        self._new_tensors: dict[str, RawTensor] = {}
+        self._nodes: list[Node] = []
+        self._outputs: list[int] = []
+
+    def add(self, node: fx.Node) -> None:
+        """Take in the next node of the program."""
+        if node.op == "placeholder":
+            if node.name in self._user_inputs:
+                self._values[node] = self._declare(node)
+            elif node.name in self._held:
+                self._constants[node] = self._held[node.name]
+        elif node.op == "output":
+            self._outputs = [self.value(each) for each in node.args[0]]  # type: ignore[union-attr]
+        elif node.op == "call_function":
+            self._add_call(node)
+        else:
+            raise UnknownOperator(f"{node.op} {node.target} is not in the closed list")
+
+    def graph(self) -> Graph:
+        return Graph(len(self._user_inputs), tuple(self._nodes), tuple(self._outputs), self._new_tensors)
+
+    def emit(
+        self, op: str, inputs: Sequence[int], tensors: Sequence[str | None] = (), **attributes: AttributeValue
+    ) -> int:
+        """Append a node; its value. Attributes that aren't given are at their defaults."""
+        self._nodes.append(Node(op, tuple(inputs), tuple(tensors), attributes))
+        return len(self._user_inputs) + len(self._nodes) - 1
+
+    def value(self, node: Any) -> int:
+        """The value that a node of the program became; a tensor of the model becomes one here."""
+        if not isinstance(node, fx.Node):
+            raise UnknownOperator(f"{node!r} can't be a value of the graph")
+        found = self._values.get(node)
+        if isinstance(found, int):
+            return found
+        if node.name in self._parameters:
+            return self._store("parameter", self._parameters[node.name])
+        if node.name in self._buffers:
+            return self._store("buffer", self._buffers[node.name])
+        constant = self._constants.get(node)
+        if isinstance(constant, Tensor):
+            return self.constant(constant, f"constant_{node.name}")
+        raise UnknownOperator(f"{node} can't be a value of the graph: its operator is not in the closed list")
+
+    def constant(self, tensor: Tensor, name: str) -> int:
+        """A tensor that no input has a part in, as a value."""
+        if name not in self._new_tensors:
+            self._new_tensors[name] = to_raw(tensor, name)
+        return self._store("buffer", name)
+
+    def known(self, node: Any) -> Tensor | None:
+        """The tensor a node stands for, if neither inputs nor parameters have a part in it."""
+        found = self._constants.get(node)
+        return found if isinstance(found, Tensor) else None
+
+    def tensor(self, node: Any) -> str | None:
+        """The name of the parameter or buffer that a placeholder stands for."""
+        if node is None:
+            return None
+        name = self._parameters.get(node.name) or self._buffers.get(node.name)
+        if name is None:
+            raise UnknownOperator(f"{node} is computed, not a parameter: it can't be a tensor of a layer")
+        return name
+
+    def reference(self) -> int:
+        """A value whose first dimension is the batch."""
+        return len(self._user_inputs)
+
+    def _add_call(self, node: fx.Node) -> None:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            self._add_python(node)
+            return
+        if self._fold(node) or not _has_tensor(node):
+            return
+        call = Call(node)
+        if call.name not in self._table:
+            raise call.unsupported()
+        self._values[node] = self._table[call.name](self, call)
+
+    def _add_python(self, node: fx.Node) -> None:
+        """Arithmetic on sizes needs no node, an item of several results is one of them; there is nothing else."""
+        source, index = (*node.args[:2], None, None)[:2]
+        if getattr(node.target, "__name__", "") == "getitem" and isinstance(source, fx.Node):
+            several = self._values.get(source)
+            folded = self._constants.get(source)
+            if isinstance(several, tuple) and isinstance(index, int) and index < len(several):
+                self._values[node] = several[index]
+            elif isinstance(folded, tuple) and isinstance(index, int):
+                self._constants[node] = folded[index]
+        elif _has_tensor(node):
+            raise UnknownOperator(f"operator {node.target} is not in the closed list")
+
+    def _fold(self, node: fx.Node) -> bool:
+        """Compute a node here and now if no input and no parameter has a part in it."""
+        if not all(each in self._constants for each in node.all_input_nodes) or not _has_tensor(node):
+            return False
+        arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda each: self._constants[each])
+        with torch.no_grad():
+            result = node.target(*arguments, **keywords)  # type: ignore[operator]
+        self._constants[node] = tuple(result) if isinstance(result, list) else result
+        return True
+
+    def _store(self, op: str, name: str) -> int:
+        if name not in self._stored:
+            self._stored[name] = self.emit(op, [], [name])
+        return self._stored[name]
+
+    def _declare(self, node: fx.Node) -> int:
+        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ModelError(f"an input of dtype {dtype} can't be described in a file; known: {', '.join(DTYPES)}")
+        position = self._user_inputs.index(node.name)
+        return self.emit("input", [position], shape=shape_of(node)[1:], dtype=dtype)
+
+
+def _has_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value))

@@ -1,0 +1,80 @@
+"""LSTM, GRU and plain recurrent layers: a unit is a row in every gate and a column of the recurrent weight."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bayeszip.errors import ModelError
+from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Tensor, along
+from bayeszip.tensors import Node
+
+__all__ = ["Recurrent"]
+
+
+class Recurrent(Rule):
+    """One layer in one direction, from a state of zeros, over batch × time × features.
+
+    Args:
+        gates: how many blocks of rows the weights have.
+        source: the block that new content comes from; a unit for which it is always zero never leaves zero.
+    """
+
+    def __init__(self, gates: int, source: int) -> None:
+        self._gates, self._source = gates, source
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), (read, recurrent, *biases) = inputs, tensors
+        if read is None or recurrent is None or len(shape) != 3 or len(read) != 2 or len(recurrent) != 2:
+            raise ModelError(f"{node.op}: weights {read} and {recurrent} can't be applied to a value of shape {shape}")
+        units = recurrent[1]
+        rows = self._gates * units
+        if read != (rows, shape[2]) or recurrent[0] != rows or any(each not in (None, (rows,)) for each in biases):
+            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} can't be applied to a value of {shape}")
+        return (shape[0], units) if node.attributes.get("result") == "cell" else (shape[0], shape[1], units)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        units = site.output.coordinates[-1]
+        atoms.join(site.inputs[0].coordinates[0], site.output.coordinates[0])
+        atoms.pin(site.inputs[0].coordinates[1])
+        if len(site.output.shape) == 3:
+            atoms.pin(site.output.coordinates[1])
+        read, recurrent = self._weights(site)
+        for tensor in site.tensors:
+            if tensor is not None:
+                atoms.join(tensor.coordinates[0], np.tile(units, self._gates))
+        atoms.join(read.coordinates[1], site.inputs[0].coordinates[-1])
+        atoms.join(recurrent.coordinates[1], units)
+
+    def constants(self, site: Site) -> np.ndarray:
+        """The units that never leave zero: nothing that isn't zero ever comes in."""
+        read, recurrent = (self._block(tensor.values) for tensor in self._weights(site))
+        inputs = along(site.inputs[0].constants, -1, site.inputs[0].shape[-1])
+        quiet = ~(read[:, inputs != 0] != 0).any(axis=1)
+        for bias in site.tensors[2:]:
+            if bias is not None:
+                quiet &= self._block(bias.values) == 0
+        while True:
+            still = quiet & ~(recurrent[:, ~quiet] != 0).any(axis=1)
+            if np.array_equal(still, quiet):
+                return np.where(quiet, 0.0, UNKNOWN).reshape((1,) * (len(site.output.shape) - 1) + (-1,))
+            quiet = still
+
+    def needs(self, site: Site, live: np.ndarray) -> None:
+        read, recurrent = self._weights(site)
+        units, columns = site.output.coordinates[-1], site.inputs[0].coordinates[-1]
+        rows = np.tile(live[units], self._gates)
+        zero = along(site.inputs[0].constants, -1, len(columns)) == 0
+        live[columns[(read.values[rows] != 0).any(axis=0) & ~zero]] = True
+        never = along(site.output.constants, -1, len(units)) == 0
+        live[units[(recurrent.values[rows] != 0).any(axis=0) & ~never]] = True
+
+    def _weights(self, site: Site) -> tuple[Tensor, Tensor]:
+        read, recurrent = site.tensors[:2]
+        if read is None or recurrent is None:
+            raise ModelError(f"{site.node.op} has no weights")
+        return read, recurrent
+
+    def _block(self, rows: np.ndarray) -> np.ndarray:
+        """The rows that new content comes from."""
+        units = len(rows) // self._gates
+        return rows[self._source * units : (self._source + 1) * units]
