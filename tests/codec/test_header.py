@@ -84,7 +84,9 @@ def test_every_outline_comes_back(model):
         ("00 01 05 00 01 61 02 01 0a 00", InvalidField),  # a dtype that doesn't exist
         ("00 01 05 00 01 61 02 01 11 00 00 00", InvalidField),  # the second codebook first
         ("00 01 05 00 01 61 02 01 00 01", InvalidField),  # two kinds for one tensor
-        ("00 01 05 00 01 61 02 01 10 00 07 ffff", InvalidField),  # a codebook format that doesn't exist
+        ("00 01 05 00 01 61 02 01 10 00 07 180000 00000000", InvalidField),  # floats with a fraction of 24 bits
+        ("00 01 05 00 01 61 02 01 10 00 07 0000ff 00", InvalidField),  # an infinity in few bits
+        ("00 01 05 00 01 61 02 01 10 00 07 00007f 01", NotCanonical),  # 1.0 in few bits, filled with a one
         ("00 01 05 00 01 61 02 01 10 00 04 007c", InvalidField),  # infinity in a codebook
         ("00 01 05 00 01 61 02 01 10 00 06 0000803f", NotCanonical),  # 1.0 fits in 16 bits
         ("00 02 05 00 01 61 02 01 05 01 00 02 01 00 01", DuplicateName),
@@ -123,3 +125,15 @@ def test_long_shared_names_cannot_blow_up():
     first = "05 00 e707" + "61" * 999 + "00"
     with pytest.raises((InvalidField, DuplicateName)):
         read_outline(Reader(bytes.fromhex("00 90 4e" + first + layer * 9999 + "00 8f4e")))
+
+
+def test_codebooks_take_the_narrowest_format():
+    def stored(values: list[float]) -> int:
+        codebook = np.array([0.0, *values], dtype=np.float32)
+        return len(header_of({"w": QuantizedTensor(np.zeros(1, dtype=np.uint8), codebook)}))
+
+    none = stored([])
+    assert stored([0.5]) == none + 2  # float16
+    assert stored([1e20]) == none + 4  # float32
+    assert stored([0.75, -0.5, 0.25, 1.5]) == none + 3 + 2  # four bits each: a sign, two of exponent, one of fraction
+    assert stored([k / 64 + 1 for k in range(16)]) == none + 3 + 14  # seven bits each, none of them exponent

@@ -10,11 +10,11 @@ import numpy as np
 
 from bayeszip.codec.counting import Counts, code_counted
 from bayeszip.codec.header import Outline, TensorOutline
-from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, survey_of, view_of
+from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
 from bayeszip.codec.mixing import Memory, Mixture, code_flags, code_mixed, deepest_levels
 from bayeszip.codec.parts import Part
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
-from bayeszip.codec.rawbytes import RawMemory, code_raw, from_planes, noise_of, planes_of
+from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
 
@@ -65,7 +65,9 @@ class ContextCoder:
                 tensors[described.name] = stream.read_quantized(described)
             else:
                 tensors[described.name] = stream.read_raw(described, described.dtype)
-            parts.append(Part(described.name, "weights", 8 * begin, 8 * decoder.position))
+            told = max(begin, stream.told)
+            parts.append(Part(described.name, "layout", 8 * begin, 8 * told))
+            parts.append(Part(described.name, "weights", 8 * told, 8 * decoder.position))
         parts.append(Part(None, "end", 8 * decoder.position, 8 * end))
         decoder.finish()
         return tensors
@@ -75,14 +77,15 @@ class _Stream:
     """Codes tensors in either direction; holds what the models learn from one tensor to the next.
 
     Every method takes what is to be written and returns what was coded, which is the same; a decoder's caller hands
-    in zeros.
+    in zeros. `told` is where the last survey ended.
     """
 
     def __init__(self, coder: RangeEncoder | RangeDecoder, outline: Outline) -> None:
         self.coder = coder
         self.outline = outline
         self.memory = Memory.fresh()
-        self.raw_memory: dict[int, RawMemory] = {}
+        self.raw_memory: dict[str | None, RawMemory] = {}
+        self.told = 0
         self.shared: dict[int, np.ndarray] = {}
         self.units = _NO_UNITS
 
@@ -94,11 +97,10 @@ class _Stream:
         self.coder.bits(int(filled), 1)
         view = view_of(described.shape)
         if filled:
-            ranks = _ranks(self._codebook(described))
-            plain = np.array_equal(ranks, np.arange(ranks.size))
-            # The loops write back what they code: they get a copy unless the ranks differ anyway.
-            coded = symbols.copy() if plain else ranks.astype(symbols.dtype)[symbols]
-            self._cells(described, view, self._survey(view, survey_of(symbols, view)), coded)
+            coded = symbols.copy()  # the loops write back what they code
+            translate(coded, _ranks(self._codebook(described)))
+            self._cells(described, view, self._survey(view, survey_of(coded, view)), coded)
+            symbols = coded
         self._remember(described, view, symbols)
 
     def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
@@ -107,24 +109,19 @@ class _Stream:
         if symbols.size:
             view = view_of(described.shape)
             if self.coder.bits(0, 1):
-                symbols = self._read_filled(described, view, codebook, symbols)
+                self._read_filled(described, view, codebook, symbols)
             self._remember(described, view, symbols)
         symbols.flags.writeable = False
         return QuantizedTensor(symbols.reshape(described.shape), codebook)
 
-    def _read_filled(
-        self, described: TensorOutline, view: View, codebook: np.ndarray, symbols: np.ndarray
-    ) -> np.ndarray:
+    def _read_filled(self, described: TensorOutline, view: View, codebook: np.ndarray, symbols: np.ndarray) -> None:
         if codebook.size == 1:
             raise CorruptPayload("a tensor has weights, but no value for them")
         survey = self._survey(view, None)
         self._cells(described, view, survey, symbols)
         if not symbols.any() or survey_of(symbols, view) != survey:
             raise NotCanonical("a tensor's rows, columns, density or lag are not the ones that its weights show")
-        ranks = _ranks(codebook)
-        if not np.array_equal(ranks, np.arange(ranks.size)):
-            symbols = np.argsort(ranks).astype(symbols.dtype)[symbols]
-        return symbols
+        translate(symbols, np.argsort(_ranks(codebook)))
 
     def _codebook(self, described: TensorOutline) -> np.ndarray:
         return np.frombuffer(self.outline.codebooks[described.codebook or 0], dtype="<f4")
@@ -133,7 +130,7 @@ class _Stream:
         """What is said beforehand: the density; the lag, where it isn't known; live rows; live columns."""
         density = self.coder.bits(known.density if known else 0, _DENSITY_BITS)
         lag = view.lag
-        if view.mixed and view.flagged and not lag:
+        if view.seeks_lag(density):
             lag = self.coder.bits(known.lag if known else 0, _LAG_BITS)
         rows = known.rows.copy() if known else np.ones(view.rows, dtype=np.uint8)
         columns = known.columns.copy() if known else np.ones(view.columns, dtype=np.uint8)
@@ -142,6 +139,7 @@ class _Stream:
             state, buffer = self.coder.state, self.coder.buffer
             code_flags(state, buffer, rows, _NO_UNITS, 0, self.memory.flags[0])
             code_flags(state, buffer, columns, self._inputs(view), lag, self.memory.flags[1])
+        self.told = self.coder.position
         return Survey(rows, columns, density, lag)
 
     def _inputs(self, view: View) -> np.ndarray:
@@ -152,7 +150,7 @@ class _Stream:
     def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
         values = self.outline.symbols(described) - 1
         levels = deepest_levels(values)
-        if view.mixed:
+        if view.mixed(survey.density):
             self.coder.reserve(2 * view.size * (levels + 1) + 16)
             shared = self.shared.setdefault(described.codebook or 0, np.zeros((1 << levels, 2), dtype=np.int32))
             model = Mixture.of(view, survey, levels, shared)
@@ -171,23 +169,24 @@ class _Stream:
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""
         if len(described.shape) > 1 and view.rows == described.shape[0]:
-            self.units = np.count_nonzero(symbols.reshape(view.rows, view.columns), axis=1).astype(np.int64)
+            self.units = count_rows(symbols, view.rows)
 
     def raw(self, described: TensorOutline, planes: np.ndarray) -> np.ndarray:
         """Codes a raw tensor's bytes: if any is not 0; which places are noise; then all elements."""
         count, size = planes.shape
         if not count or not self.coder.bits(int(planes.any()), 1):
             return planes
-        noise = self.coder.bits(noise_of(planes), size) if count >= 512 else 0
-        memory = self.raw_memory.setdefault(size, RawMemory.fresh(size))
+        noise = self.coder.bits(noise_of(planes), size) if count >= LEAST_NOISE else 0
+        if described.dtype not in self.raw_memory:
+            self.raw_memory[described.dtype] = RawMemory.fresh(size)
+        memory = self.raw_memory[described.dtype]
         row = described.shape[-1] if len(described.shape) > 1 else 2
-        planes = planes.copy()
         for first in range(0, count, _BLOCK):
             last = min(first + _BLOCK, count)
             self.coder.reserve(16 * size * (last - first) + 16)
             code_raw(self.coder.state, self.coder.buffer, planes, first, last, row, noise,
                      memory.evidence, memory.weights)  # fmt: skip
-        if not planes.any() or (count >= 512 and noise_of(planes) != noise):
+        if not planes.any() or noise_of(planes) != noise:
             raise NotCanonical("a raw tensor's noise is not where it should be")
         return planes
 

@@ -154,7 +154,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Codebook:
-    """`head` = 4·(values but the first, which is 0.0) + number in `_VALUE_FORMATS`."""
+    """`head` = 4·(values but the first, which is 0.0) + number of their format."""
 
     head: int
     values: bytes
@@ -231,14 +231,34 @@ LAYER = Record(
     },
 )
 
-_VALUE_FORMATS = ("float16", "bfloat16", "float32")
+FLOAT16, BFLOAT16, FLOAT32, NARROW = range(4)
+MOST_NARROW = 256
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """`count` floats of few bits: a byte each for the fraction's bits, the exponent's bits, and the lowest exponent;
+    then sign, exponent above the lowest, and fraction of each, most significant bit first, filled with zeros."""
+
+    count: int
+
+    def write(self, out: bytearray, value: bytes) -> None:
+        out += value
+
+    def read(self, source: Reader) -> bytes:
+        if self.count > MOST_NARROW:
+            raise InvalidField(
+                f"a codebook has {self.count} floats of few bits, at most {MOST_NARROW} may be stored so"
+            )
+        widths = source.take(3, "codebook")
+        if widths[0] > 23 or widths[1] > 8:
+            raise InvalidField(f"a codebook has floats of {widths[1]} + {widths[0]} bits, which float32 lacks")
+        return widths + source.take((self.count * (1 + widths[0] + widths[1]) + 7) // 8, "codebook")
 
 
 def _values(book: Any) -> Field:
     count, number = divmod(book.head, 4)
-    if number >= len(_VALUE_FORMATS):
-        raise InvalidField(f"a codebook is of format {number}, which doesn't exist")
-    return Octets("codebook", count * (4 if _VALUE_FORMATS[number] == "float32" else 2))
+    return _Narrow(count) if number == NARROW else Octets("codebook", count * (4 if number == FLOAT32 else 2))
 
 
 CODEBOOK = Record(Codebook, {"head": Number("codebook", 4 * MAX_SYMBOLS - 1), "values": _values})
@@ -477,17 +497,46 @@ def _kinds_of(tensors: tuple[TensorOutline, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _codebook_of(bits: bytes) -> Codebook:
-    """A codebook in the narrowest format that holds every value exactly."""
+    """A codebook in the shortest format that holds every value exactly."""
     values = np.frombuffer(bits, dtype="<f4")[1:]
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
+    formats = {FLOAT32: values.tobytes()}
+    if values.size <= MOST_NARROW:
+        formats[NARROW] = _narrowed(values.view("<u4"))
     if halves.astype("<f4").tobytes() == values.tobytes():
-        number, stored = 0, halves.tobytes()
-    elif not (values.view("<u4") & 0xFFFF).any():
-        number, stored = 1, (values.view("<u4") >> 16).astype("<u2").tobytes()
-    else:
-        number, stored = 2, values.tobytes()
-    return Codebook(4 * values.size + number, stored)
+        formats[FLOAT16] = halves.tobytes()
+    if not (values.view("<u4") & 0xFFFF).any():
+        formats[BFLOAT16] = (values.view("<u4") >> 16).astype("<u2").tobytes()
+    number = min(sorted(formats), key=lambda number: len(formats[number]))
+    return Codebook(4 * values.size + number, formats[number])
+
+
+def _narrowed(bits: np.ndarray) -> bytes:
+    """Floats in as few bits for exponent and fraction as hold them all."""
+    exponents = (bits >> 23 & 0xFF).astype(np.int64)
+    lowest = int(exponents.min(initial=255))
+    exponent_width = (int(exponents.max(initial=lowest)) - lowest).bit_length()
+    used = int(np.bitwise_or.reduce(bits & 0x7FFFFF, initial=0))
+    fraction_width = 23 - ((used & -used).bit_length() - 1 if used else 23)
+    words = (bits >> 31).astype(np.int64) << exponent_width | exponents - lowest
+    words = words << fraction_width | (bits & 0x7FFFFF).astype(np.int64) >> 23 - fraction_width
+    places = np.arange(exponent_width + fraction_width, -1, -1)
+    packed = np.packbits((words[:, None] >> places & 1).astype(np.uint8))
+    return bytes([fraction_width, exponent_width, lowest]) + packed.tobytes()
+
+
+def _widened(stored: bytes, count: int) -> np.ndarray:
+    """Undoes `_narrowed`: the bits of float32."""
+    fraction_width, exponent_width, lowest = stored[:3]
+    width = 1 + exponent_width + fraction_width
+    unpacked = np.unpackbits(np.frombuffer(stored, dtype=np.uint8, offset=3), count=count * width)
+    words = unpacked.reshape(count, width).astype(np.int64) @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
+    exponents = (words >> fraction_width & (1 << exponent_width) - 1) + lowest
+    if exponents.max(initial=0) > 254:
+        raise InvalidField("a codebook holds a value that is not finite")
+    fractions = (words & (1 << fraction_width) - 1) << 23 - fraction_width
+    return (words >> width - 1 << 31 | exponents << 23 | fractions).astype("<u4")
 
 
 def _steps_of(graph: Graph, names: list[str]) -> Iterator[Step]:
@@ -661,11 +710,13 @@ def _shape(layer: Layer, chain: int | None) -> tuple[int, ...]:
 
 def _bits(book: Codebook) -> bytes:
     """A codebook's values as the bits of float32."""
-    form = _VALUE_FORMATS[book.head % 4]
-    if form == "float16":
+    count, form = divmod(book.head, 4)
+    if form == FLOAT16:
         values = np.frombuffer(book.values, dtype="<f2").astype("<f4")
-    elif form == "bfloat16":
+    elif form == BFLOAT16:
         values = (np.frombuffer(book.values, dtype="<u2").astype("<u4") << 16).view("<f4")
+    elif form == NARROW:
+        values = _widened(book.values, count).view("<f4")
     else:
         values = np.frombuffer(book.values, dtype="<f4")
     if not np.isfinite(values).all():

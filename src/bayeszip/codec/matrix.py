@@ -6,10 +6,10 @@ import numpy as np
 
 from bayeszip.codec.compilation import compiled
 
-__all__ = ["LARGEST_MIXED", "MOST_LAG", "SPARSEST", "Survey", "View", "survey_of", "view_of"]
+__all__ = ["MOST_LAG", "SPARSEST", "Survey", "View", "count_rows", "survey_of", "translate", "view_of"]
 
-#: tensors with more weights than this are coded by the quick model
-LARGEST_MIXED = 1 << 19
+#: the quick model codes tensors with more cells than this, or with more weights, by their density's class
+_MOST_CELLS, _MOST_WEIGHTS = 1 << 19, 1 << 17
 #: a lag is below this; a density's class is at most this
 MOST_LAG = 64
 SPARSEST = 31
@@ -26,7 +26,6 @@ class View:
         kernel: neighbouring columns that belong to one filter kernel.
         lag: columns from a weight to the one above it in its kernel; 0: unknown, to be sought.
         flagged: whether rows and columns are flagged as live or dead.
-        mixed: whether the thorough model codes it; else the quick one.
     """
 
     size: int
@@ -35,7 +34,14 @@ class View:
     kernel: int
     lag: int
     flagged: bool
-    mixed: bool
+
+    def mixed(self, density: int) -> bool:
+        """Whether the thorough model codes a matrix of this density's class; else the quick one."""
+        return self.size <= _MOST_CELLS and self.size >> (density + 1) // 2 <= _MOST_WEIGHTS
+
+    def seeks_lag(self, density: int) -> bool:
+        """Whether a lag is to be sought, and said."""
+        return self.mixed(density) and self.flagged and not self.lag
 
 
 def view_of(shape: tuple[int, ...]) -> View:
@@ -48,11 +54,10 @@ def view_of(shape: tuple[int, ...]) -> View:
     kernel = 1
     for dimension in shape[2:]:
         kernel *= dimension
-    mixed = size <= LARGEST_MIXED
-    if not mixed and min(rows, columns) < _LEAST_SIDE:
-        return View(size, -(-size // _FLAT_COLUMNS), _FLAT_COLUMNS, 1, 0, flagged=True, mixed=False)
+    if size > _MOST_CELLS and min(rows, columns) < _LEAST_SIDE:
+        return View(size, -(-size // _FLAT_COLUMNS), _FLAT_COLUMNS, 1, 0, flagged=True)
     lag = shape[-1] if len(shape) > 3 and 1 < shape[-1] < MOST_LAG else 0
-    return View(size, rows, columns, max(kernel, 1), lag, flagged=rows > 1, mixed=mixed)
+    return View(size, rows, columns, max(kernel, 1), lag, flagged=rows > 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +96,7 @@ def survey_of(symbols: np.ndarray, view: View) -> Survey:
     cells = int(np.count_nonzero(rows)) * int(np.count_nonzero(columns))
     density = min((cells * cells // (found * found)).bit_length() - 1, SPARSEST)
     lag = view.lag
-    if view.mixed and view.flagged and not lag:
+    if view.seeks_lag(density):
         recurring = np.zeros(min(MOST_LAG, max(view.columns // 2, 2)), dtype=np.int64)
         _recur(symbols, view.columns, recurring)
         lag = int(np.argmax(recurring))
@@ -123,3 +128,22 @@ def _recur(symbols: np.ndarray, columns: int, recurring: np.ndarray) -> None:
             for lag in range(2, min(recurring.size, column + 1)):
                 if symbols[place - lag]:
                     recurring[lag] += 1
+
+
+@compiled
+def count_rows(symbols: np.ndarray, rows: int) -> np.ndarray:
+    """The weights in each row of a full matrix."""
+    counts = np.zeros(rows, dtype=np.int64)
+    columns = symbols.size // rows
+    for row in range(rows):
+        for place in range(row * columns, row * columns + columns):
+            if symbols[place]:
+                counts[row] += 1
+    return counts
+
+
+@compiled
+def translate(symbols: np.ndarray, table: np.ndarray) -> None:
+    """Replaces every symbol by its entry in `table`, in place."""
+    for place in range(symbols.size):
+        symbols[place] = table[symbols[place]]

@@ -1,4 +1,4 @@
-"""The thorough model, for tensors up to half a million weights: many contexts, mixed by weights that learn.
+"""The thorough model, for tensors up to half a million cells: many contexts, mixed by weights that learn.
 
 Every live cell costs one decision, whether it holds a weight; every weight a few more, which shared value it is. Each
 context keeps evidence; its log-odds enter the mixture as deviations from those of the whole tensor, so that a context
@@ -18,7 +18,7 @@ __all__ = ["Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
 _CELL_WEIGHTS = (63800, 5492, 2063, 8653, 29385, 4378, 37249, 3453, 0, 8534)
-_VALUE_WEIGHTS = (15055, 0, 3557, 695, 11440, 12355)
+_VALUE_WEIGHTS = (15055, 0, 3557, 8000, 12355, 11440)
 _FLAG_WEIGHTS = (20000, 20000, 20000, 20000, 20000)
 _CELL_RATE, _VALUE_RATE, _FLAG_RATE = 8, 32, 100
 _MOST = 1 << 20
@@ -33,7 +33,9 @@ _CELL_INPUTS = len(_CELL_WEIGHTS)
 _VALUE_INPUTS = len(_VALUE_WEIGHTS)
 #: value contexts beyond the plain ones see only the first eight decisions of a value
 _SHALLOW = 256
-_CLASSES = 5
+#: a value's class by its first two decisions, or none; the same by its first four
+_CLASSES, _FINE_CLASSES = 5, 17
+_VALUE_CONTEXTS = _CLASSES + 2 * _FINE_CLASSES + _CLASSES**2
 
 
 class Memory(NamedTuple):
@@ -62,7 +64,7 @@ class Mixture(NamedTuple):
         places: the contexts of the cell at hand, one for each input.
         inputs: their log-odds.
         value_evidence: of all contexts of a value; `shared` holds that of all tensors with the same codebook.
-        latest: the class of the last value in each column.
+        near: the value's contexts: class of the last value in the row, mean of the neighbours, the nearest, the pair.
     """
 
     evidence: np.ndarray
@@ -73,7 +75,7 @@ class Mixture(NamedTuple):
     shared: np.ndarray
     value_places: np.ndarray
     value_inputs: np.ndarray
-    latest: np.ndarray
+    near: np.ndarray
 
     @classmethod
     def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "Mixture":
@@ -87,11 +89,11 @@ class Mixture(NamedTuple):
             assumed=np.array(assumed, dtype=np.int64),
             places=np.zeros(_CELL_INPUTS, dtype=np.int64),
             inputs=np.zeros(_CELL_INPUTS, dtype=np.int64),
-            value_evidence=np.zeros(((1 << levels) + (3 * _CLASSES + _CLASSES**2) * shallow, 2), dtype=np.int32),
+            value_evidence=np.zeros(((1 << levels) + _VALUE_CONTEXTS * shallow, 2), dtype=np.int32),
             shared=shared,
             value_places=np.zeros(_VALUE_INPUTS, dtype=np.int64),
             value_inputs=np.zeros(_VALUE_INPUTS, dtype=np.int64),
-            latest=np.zeros(view.columns, dtype=np.int64),
+            near=np.zeros(4, dtype=np.int64),
         )
 
 
@@ -170,14 +172,11 @@ def code_mixed(
                 learn(model.evidence, model.places[index], bit, _MOST)
             in_kernel += bit
             if bit:
-                shift = max(levels - 2, 0)
-                near = _class_near(symbols, place, around, lag, shift)
-                rank = int(symbols[place]) - 1
-                rank = _code_value(state, buffer, rank, near, last, int(model.latest[column]), values, levels,
-                                   value_weights, model)  # fmt: skip
+                _look_around(symbols, place, around, lag, levels, model.near)
+                model.near[0] = last
+                rank = _code_value(state, buffer, int(symbols[place]) - 1, values, levels, value_weights, model)
                 symbols[place] = rank + 1
-                last = 1 + (rank >> shift)
-                model.latest[column] = last
+                last = 1 + (rank >> max(levels - 2, 0))
 
 
 # The neighbours of a cell that are known already, as bits.
@@ -287,38 +286,35 @@ def _bucket(evidence: np.ndarray, place: int) -> int:
 
 
 @compiled
-def _class_near(symbols: np.ndarray, place: int, around: int, lag: int, shift: int) -> int:
-    """The classes of the two nearest neighbours, 0 where there is none: beside and above."""
-    beside = above = 0
-    if around & _LEFT:
-        beside = 1 + ((int(symbols[place - 1]) - 1) >> shift)
-    elif around & _BACK_LEFT:
-        beside = 1 + ((int(symbols[place - lag - 1]) - 1) >> shift)
-    if around & _BACK:
-        above = 1 + ((int(symbols[place - lag]) - 1) >> shift)
-    elif around & _BACK_RIGHT:
-        above = 1 + ((int(symbols[place - lag + 1]) - 1) >> shift)
-    return beside * _CLASSES + above
+def _look_around(symbols: np.ndarray, place: int, around: int, lag: int, levels: int, near: np.ndarray) -> None:
+    """The contexts of a value in its neighbours' values: their mean, the nearest one, the classes of two."""
+    left = int(symbols[place - 1]) if around & _LEFT else 0
+    back = int(symbols[place - lag]) if around & _BACK else 0
+    back_left = int(symbols[place - lag - 1]) if around & _BACK_LEFT else 0
+    back_right = int(symbols[place - lag + 1]) if around & _BACK_RIGHT else 0
+    count = 2 * (left > 0) + 2 * (back > 0) + (back_left > 0) + (back_right > 0)
+    total = 2 * left + 2 * back + back_left + back_right
+    mean = (2 * total + count) // (2 * count) if count else 0
+    nearest = left or back or back_left or back_right
+    near[1] = _class_of(mean, levels - 4)
+    near[2] = _class_of(nearest, levels - 4)
+    near[3] = _class_of(left or back_left, levels - 2) * _CLASSES + _class_of(back or back_right, levels - 2)
+
+
+@compiled
+def _class_of(symbol: int, shift: int) -> int:
+    """0 for no weight, else 1 and up by the first bits of its rank."""
+    return 1 + ((symbol - 1) >> max(shift, 0)) if symbol else 0
 
 
 @compiled
 def _code_value(
-    state: np.ndarray,
-    buffer: np.ndarray,
-    rank: int,
-    near: int,
-    in_row: int,
-    in_column: int,
-    values: int,
-    levels: int,
-    weights: np.ndarray,
-    model: Mixture,
+    state: np.ndarray, buffer: np.ndarray, rank: int, values: int, levels: int, weights: np.ndarray, model: Mixture
 ) -> int:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
-    places, inputs = model.value_places, model.value_inputs
+    places, inputs, near = model.value_places, model.value_inputs, model.near
     shallow = min(1 << levels, _SHALLOW)
     start = 1 << levels
-    nearest = near // _CLASSES if near // _CLASSES else near
     node = 1
     for level in range(levels - 1, -1, -1):
         if (2 * node + 1 << level) - (1 << levels) >= values:
@@ -329,10 +325,10 @@ def _code_value(
         count = 2
         if node < shallow:
             count = _VALUE_INPUTS
-            places[2] = start + in_row * shallow + node
-            places[3] = start + (_CLASSES + in_column) * shallow + node
-            places[4] = start + (2 * _CLASSES + nearest) * shallow + node
-            places[5] = start + (3 * _CLASSES + near) * shallow + node
+            places[2] = start + near[0] * shallow + node
+            places[3] = start + (_CLASSES + near[1]) * shallow + node
+            places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow + node
+            places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow + node
         for index in range(_VALUE_INPUTS):
             table = model.shared if index == 1 else model.value_evidence
             inputs[index] = log_odds(table, places[index], _VALUE_PRIOR, _VALUE_PRIOR) if index < count else 0

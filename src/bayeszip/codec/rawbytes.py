@@ -13,13 +13,15 @@ from bayeszip.codec.compilation import compiled
 from bayeszip.codec.evidence import UNIT_WEIGHT, learn, log_odds, mix, sway
 from bayeszip.codec.rangecoder import code_bit, code_bits
 
-__all__ = ["RawMemory", "code_raw", "from_planes", "noise_of", "planes_of"]
+__all__ = ["LEAST_NOISE", "RawMemory", "code_raw", "from_planes", "noise_of", "planes_of"]
 
 _FLOATS = {"float32", "float16", "bfloat16", "float64"}
 _WEIGHTS = (14000, 14000, 14000, 14000, 14000)
 _RATE, _MOST, _PRIOR = 24, 1 << 14, 6
 _INPUTS = len(_WEIGHTS)
-_LEAST_NOISE = 512
+#: tensors with fewer elements than this have no noise
+LEAST_NOISE = 512
+_BLOCK = 1 << 16
 
 
 class RawMemory(NamedTuple):
@@ -40,32 +42,47 @@ class RawMemory(NamedTuple):
 def planes_of(values: np.ndarray, dtype: str) -> np.ndarray:
     """The bytes of a tensor's elements: a row for each element, the most significant byte first."""
     size = values.dtype.itemsize
-    bits = np.frombuffer(values.tobytes(), dtype=f"<u{size}")
-    if dtype in _FLOATS:
-        bits = bits << 1 | bits >> 8 * size - 1
-    return bits.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+    planes = np.empty((values.size, size), dtype=np.uint8)
+    flat = values.reshape(-1)
+    for first in range(0, values.size, _BLOCK):
+        bits = np.frombuffer(flat[first : first + _BLOCK].tobytes(), dtype=f"<u{size}")
+        if dtype in _FLOATS:
+            bits = bits << 1 | bits >> 8 * size - 1
+        planes[first : first + _BLOCK] = bits.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+    return planes
 
 
 def from_planes(planes: np.ndarray, dtype: str, held: np.dtype) -> np.ndarray:
-    """Undoes `planes_of`."""
+    """Undoes `planes_of`, in place."""
     size = held.itemsize
-    bits = planes.reshape(-1).view(f">u{size}").astype(f"<u{size}")
-    if dtype in _FLOATS:
-        bits = bits >> 1 | bits << 8 * size - 1
-    return bits.view(held)
+    for first in range(0, planes.shape[0], _BLOCK):
+        block = planes[first : first + _BLOCK]
+        bits = block.reshape(-1).view(f">u{size}").astype(f"<u{size}")
+        if dtype in _FLOATS:
+            bits = bits >> 1 | bits << 8 * size - 1
+        block[:] = bits.view(np.uint8).reshape(-1, size)
+    return planes.reshape(-1).view(held)
 
 
 def noise_of(planes: np.ndarray) -> int:
     """Which byte places (bit k: place k) look like noise: their χ² against even odds is what noise has, or tiny."""
     count = planes.shape[0]
     noise = 0
-    if count >= _LEAST_NOISE:
+    if count >= LEAST_NOISE:
         for place in range(planes.shape[1]):
-            squares = sum(int(found) ** 2 for found in np.bincount(planes[:, place], minlength=256))
+            squares = sum(int(found) ** 2 for found in _histogram(planes, place))
             excess = 256 * squares - count * count  # χ² · count
             if 187 * count < excess < max(323 * count, count * count // 64):
                 noise |= 1 << place
     return noise
+
+
+@compiled
+def _histogram(planes: np.ndarray, place: int) -> np.ndarray:
+    found = np.zeros(256, dtype=np.int64)
+    for element in range(planes.shape[0]):
+        found[planes[element, place]] += 1
+    return found
 
 
 @compiled
