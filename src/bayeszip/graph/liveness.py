@@ -18,7 +18,7 @@ from bayeszip.graph.rules import RULES
 from bayeszip.graph.rules.base import Atoms, Folded, Shape, Site, Tensor, Value, extent, unknown
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
-__all__ = ["Fold", "drop_dead_units", "shapes"]
+__all__ = ["Fold", "drop_dead_units", "shapes", "states_inputs"]
 
 #: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
@@ -41,7 +41,7 @@ def drop_dead_units(model: CompressedModel, *, fold: Fold = "smaller", multiple_
     """
     if multiple_of < 1:
         raise ModelError(f"multiple_of must be at least 1, not {multiple_of}")
-    if model.graph is None or not _states_inputs(model.graph):
+    if model.graph is None or not states_inputs(model.graph):
         return model
     model = _without_unread_tensors(model)
     while True:
@@ -303,7 +303,7 @@ def _bias_name(weight: str) -> str:
     return f"{weight.removesuffix('weight')}bias" if weight.endswith("weight") else f"{weight}_bias"
 
 
-def _states_inputs(graph: Graph) -> bool:
+def states_inputs(graph: Graph) -> bool:
     """Whether an `input` node stands between every network input and its readers."""
     readers = [node.op for node in graph.nodes for value in node.inputs if value < graph.inputs]
     return all(op == "input" for op in readers) and all(value >= graph.inputs for value in graph.outputs)

@@ -1,5 +1,6 @@
 """From a compressed model to a plain module of stock layers that computes its graph: `to_module`."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import FormatError, ModelError
+from bayeszip.graph.liveness import shapes, states_inputs
 from bayeszip.graph.run import COMPUTE, LAYERS
 from bayeszip.graph.state import to_torch
 from bayeszip.operators import OPERATORS, AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node
 
 __all__ = ["Network", "to_module"]
+
+#: Larger activations of one sample than this are refused.
+_MOST_ELEMENTS = 2**32
 
 #: Roles that are statistics, not parameters.
 _BUFFER_ROLES = ("running_mean", "running_var", "buffer")
@@ -70,10 +75,12 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
 
     Raises:
         ModelError: the model has no graph.
-        FormatError: a tensor's name can't be the name of a parameter.
+        FormatError: a tensor's name can't be the name of a parameter, or the operators of the graph don't fit
+            together.
     """
     if model.graph is None:
         raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
+    _check_shapes(model)
     layers = _layers(model.graph, model)
     steps = _steps(model.graph, {path: node for path, (node, _) in layers.items()}, dtype)
     network = Network(tuple(steps), model.graph.outputs, model.graph.inputs)
@@ -90,6 +97,19 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
             {name: None for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
         )
     return network.eval()
+
+
+def _check_shapes(model: CompressedModel) -> None:
+    """Refuse a graph whose operators don't fit together, or that asks for more memory than any network needs."""
+    if model.graph is None or not states_inputs(model.graph):
+        return
+    try:
+        found = shapes(model)
+    except ModelError as error:
+        raise FormatError(f"the graph can't be computed: {error}") from error
+    for shape in found:
+        if math.prod(abs(size) for size in shape) > _MOST_ELEMENTS:
+            raise FormatError(f"a value of the graph has shape {shape}: more than {_MOST_ELEMENTS} elements a sample")
 
 
 def _layers(graph: Graph, model: CompressedModel) -> dict[str, tuple[Node, nn.Module]]:

@@ -13,7 +13,10 @@ from torch.export import Dim, ExportedProgram
 from bayeszip.errors import ModelError
 from bayeszip.graph.aten import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
-from bayeszip.tensors import Graph
+from bayeszip.graph.proof import outputs_of
+from bayeszip.graph.state import from_state
+from bayeszip.graph.to_module import to_module
+from bayeszip.tensors import CompressedModel, Graph
 
 __all__ = ["UnknownOperator", "UntraceableModel", "trace"]
 
@@ -30,7 +33,8 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
 
     Raises:
         UnknownOperator: the module uses an operator outside the list; the message names it and its layer.
-        UntraceableModel: torch.export can't follow the module, or its batch size isn't free.
+        UntraceableModel: torch.export can't follow the module, its batch size isn't free, or the graph doesn't
+            compute what the module does.
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     program = _exported(module, _with_batch(inputs))
@@ -38,10 +42,12 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     taken_apart: set[object] = set()
     while True:
         try:
-            return _lowered(program, names)
+            graph = _lowered(program, names)
+            _check(module, graph, inputs)
+            return graph
         except UnknownOperator as error:
             # Many operators outside the list are made of operators inside it (einsum, for example): take them apart.
-            if error.target in taken_apart or not _is_composite(error.target):
+            if error.target is None or error.target in taken_apart:
                 raise
             taken_apart.add(error.target)
             program = _taken_apart(program, error)
@@ -51,10 +57,27 @@ def _lowered(program: ExportedProgram, names: dict[str, str]) -> Graph:
     lowering = Lowering(program, names, ATEN)
     for node in program.graph.nodes:
         lowering.add(node)
-    return pruned(lowering.graph())
+    return _pruned(lowering.graph())
 
 
-def pruned(graph: Graph) -> Graph:
+def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
+    """Run the graph against the module on the example inputs: a meaning that was missed must not go unnoticed."""
+    model = CompressedModel(from_state(module, graph=graph), graph)
+    first = next((each for each in (*module.parameters(), *inputs) if each.is_floating_point()), torch.zeros(1))
+    network = to_module(model, first.dtype).to(inputs[0].device)
+    with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, found = (outputs_of(each(*inputs)) for each in (module, network))
+    tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
+    for one, other in zip(expected, found, strict=True):
+        scale = float(one.double().abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
+        if one.shape != other.shape or not torch.allclose(
+            one.double(), other.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        ):
+            raise UntraceableModel(f"the graph of {type(module).__name__} doesn't compute what the module does")
+
+
+def _pruned(graph: Graph) -> Graph:
     """The graph without nodes that no output is computed from; inputs stay stated."""
     needed, nodes = set(graph.outputs), graph.nodes
     for position in reversed(range(len(nodes))):
@@ -73,19 +96,15 @@ def pruned(graph: Graph) -> Graph:
     )
 
 
-def _is_composite(target: object) -> bool:
-    """Whether an operator is defined by others."""
-    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
-
-
 def _taken_apart(program: ExportedProgram, error: UnknownOperator) -> ExportedProgram:
-    target = error.target
-    if not isinstance(target, torch._ops.OpOverload):
-        raise error
+    """The program with one operator replaced by those it is made of; the error itself if it is made of none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        known = torch.export.default_decompositions()
+        if error.target not in known:
+            raise error
         try:
-            return program.run_decompositions({target: target.decompose})
+            return program.run_decompositions({error.target: known[error.target]})
         except Exception:  # whatever torch makes of it, the operator stays unknown
             raise error from None
 

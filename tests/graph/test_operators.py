@@ -1,0 +1,181 @@
+"""Every operator: what is traced computes what the module computed, at any batch size, and states its shapes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bayeszip.graph import from_state, to_module, trace
+from bayeszip.graph.liveness import drop_dead_units, shapes
+from bayeszip.graph.proof import prove_same
+from bayeszip.graph.rules import RULES
+from bayeszip.graph.run import COMPUTE
+from bayeszip.operators import OPERATOR_OF_OPCODE, OPERATORS
+from bayeszip.tensors import CompressedModel
+
+
+class Function(nn.Module):
+    """A function as a module, behind a linear layer or a convolution that keeps the shape."""
+
+    def __init__(self, function: Callable[..., Tensor], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x if self.layer is None else self.layer(x))
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, (hidden, _) = self.lstm(x.transpose(0, 1))
+        return output.transpose(0, 1) + hidden[0][:, None]
+
+
+VECTOR, IMAGE, SEQUENCE, SIGNAL, VOLUME = (6,), (4, 6, 6), (5, 6), (4, 9), (2, 4, 4, 4)
+
+LAYERS: dict[str, tuple[nn.Module | Callable[..., Tensor], tuple[int, ...]]] = {
+    "linear": (nn.Linear(6, 3), VECTOR),
+    "linear over time": (nn.Linear(6, 3, bias=False), SEQUENCE),
+    "conv1d": (nn.Conv1d(4, 3, 3, stride=2, padding=1, dilation=2), SIGNAL),
+    "conv2d": (nn.Conv2d(4, 6, 3, padding=1, groups=2), IMAGE),
+    "conv3d": (nn.Conv3d(2, 3, 2, stride=2), VOLUME),
+    "conv2d same": (nn.Conv2d(4, 3, 3, padding="same"), IMAGE),
+    "conv2d same, even kernel": (nn.Conv2d(4, 3, (2, 4), padding="same"), IMAGE),
+    "conv2d valid": (nn.Conv2d(4, 3, 3, padding="valid"), IMAGE),
+    "conv2d circular": (nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"), IMAGE),
+    "conv2d reflect": (nn.Conv2d(4, 3, 3, padding=(1, 2), padding_mode="reflect"), IMAGE),
+    "conv1d replicate": (nn.Conv1d(4, 3, 3, padding=2, padding_mode="replicate"), SIGNAL),
+    "conv_transpose1d": (nn.ConvTranspose1d(4, 3, 3, stride=2, output_padding=1), SIGNAL),
+    "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2, dilation=2), IMAGE),
+    "conv_transpose3d": (nn.ConvTranspose3d(2, 3, 2, bias=False), VOLUME),
+    "max_pool1d": (nn.MaxPool1d(3, 2, 1, ceil_mode=True), SIGNAL),
+    "max_pool2d": (nn.MaxPool2d(2, 1, dilation=2), IMAGE),
+    "max_pool3d": (nn.MaxPool3d(2), VOLUME),
+    "avg_pool1d": (nn.AvgPool1d(2, ceil_mode=True), SIGNAL),
+    "avg_pool2d": (nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE),
+    "avg_pool3d": (nn.AvgPool3d(2), VOLUME),
+    "adaptive_avg_pool1d": (nn.AdaptiveAvgPool1d(4), SIGNAL),
+    "adaptive_avg_pool2d": (nn.AdaptiveAvgPool2d((None, 2)), IMAGE),
+    "adaptive_avg_pool3d": (nn.AdaptiveAvgPool3d(2), VOLUME),
+    "adaptive_max_pool1d": (nn.AdaptiveMaxPool1d(2), SIGNAL),
+    "adaptive_max_pool2d": (nn.AdaptiveMaxPool2d(2), IMAGE),
+    "batch_norm1d": (nn.BatchNorm1d(6), VECTOR),
+    "batch_norm1d over time": (nn.BatchNorm1d(4), SIGNAL),
+    "batch_norm2d": (nn.BatchNorm2d(4, affine=False), IMAGE),
+    "batch_norm3d": (nn.BatchNorm3d(2, eps=0.1), VOLUME),
+    "instance_norm1d": (nn.InstanceNorm1d(4, affine=True), SIGNAL),
+    "instance_norm2d": (nn.InstanceNorm2d(4), IMAGE),
+    "instance_norm2d tracked": (nn.InstanceNorm2d(4, affine=True, track_running_stats=True), IMAGE),
+    "instance_norm3d": (nn.InstanceNorm3d(2, affine=True), VOLUME),
+    "group_norm": (nn.GroupNorm(2, 4), IMAGE),
+    "layer_norm": (nn.LayerNorm(6), SEQUENCE),
+    "layer_norm over two": (nn.LayerNorm((5, 6), bias=False), SEQUENCE),
+    "layer_norm without tensors": (nn.LayerNorm(6, elementwise_affine=False), SEQUENCE),
+    "rms_norm": (nn.RMSNorm(6), SEQUENCE),
+    "prelu": (nn.PReLU(4, init=0.3), IMAGE),
+    "prelu of one": (nn.PReLU(), VECTOR),
+    "lstm": (Function(lambda x: x[0], nn.LSTM(6, 4, batch_first=True)), SEQUENCE),
+    "lstm, time first": (TimeFirst(), SEQUENCE),
+    "lstm states": (
+        Function(lambda x: torch.cat([*x[1][0], *x[1][1]], 1), nn.LSTM(6, 4, 2, batch_first=True, bidirectional=True)),
+        SEQUENCE,
+    ),
+    "gru": (Function(lambda x: x[1][1] + x[0][:, 0], nn.GRU(6, 4, 2, batch_first=True, bias=False)), SEQUENCE),
+    "gru, both ways": (Function(lambda x: x[0], nn.GRU(6, 4, batch_first=True, bidirectional=True)), SEQUENCE),
+    "rnn": (Function(lambda x: x[0], nn.RNN(6, 4, batch_first=True)), SEQUENCE),
+    "rnn relu": (Function(lambda x: x[0], nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), SEQUENCE),
+    "multi-head attention": (nn.TransformerEncoderLayer(6, 3, 8, batch_first=True), SEQUENCE),
+    "norm first": (nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, activation="gelu", batch_first=True), SEQUENCE),
+    "decoder": (
+        Function(lambda x: x, nn.Sequential(nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 4, 8, batch_first=True))),
+        SEQUENCE,
+    ),
+    "pixel shuffle": (nn.PixelShuffle(2), IMAGE),
+    "channel shuffle": (nn.ChannelShuffle(2), IMAGE),
+    "upsample nearest": (nn.Upsample(scale_factor=2), IMAGE),
+    "upsample bilinear": (nn.Upsample(size=(9, 7), mode="bilinear", align_corners=True), IMAGE),
+    "upsample bicubic": (nn.Upsample(scale_factor=2, mode="bicubic"), IMAGE),
+    "upsample linear": (nn.Upsample(scale_factor=2, mode="linear"), SIGNAL),
+    "upsample trilinear": (nn.Upsample(scale_factor=2, mode="trilinear"), VOLUME),
+    "upsample exact": (nn.Upsample(size=(4, 9), mode="nearest-exact"), IMAGE),
+    "zero pad": (nn.ZeroPad2d((1, 2, 0, 1)), IMAGE),
+    "pad by a value": (nn.ConstantPad1d((1, 2), 0.5), SIGNAL),
+    "pad replicate": (nn.ReplicationPad2d(1), IMAGE),
+    "crop": (nn.ZeroPad2d(-1), IMAGE),
+    "glu": (nn.GLU(1), IMAGE),
+    "dropout": (nn.Sequential(nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout()), IMAGE),
+    "bilinear as einsum": (lambda x: torch.einsum("bti,bsi->bts", x, x * 2), SEQUENCE),
+    "identity": (nn.Identity(), VECTOR),
+}
+for name in (
+    "ReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "ReLU6", "Hardswish", "Hardsigmoid", "LeakyReLU", "ELU", "SELU", "CELU",
+    "Mish", "Softplus", "Softsign", "LogSigmoid", "Hardtanh", "Softmin", "Tanhshrink", "Softmax", "LogSoftmax",
+):  # fmt: skip
+    LAYERS[name] = (getattr(nn, name)(**({"dim": 1} if name in ("Softmax", "LogSoftmax", "Softmin") else {})), IMAGE)
+LAYERS |= {
+    "gelu tanh": (nn.GELU(approximate="tanh"), VECTOR),
+    "elu 0.5": (nn.ELU(0.5), VECTOR),
+    "celu 0.5": (nn.CELU(0.5), VECTOR),
+    "softplus 2": (nn.Softplus(2.0, 3.0), VECTOR),
+    "clamp": (lambda x: x.clamp(min=-0.5) + x.clamp(max=0.3) + x.clamp(-1, 1), VECTOR),
+    "powers": (lambda x: x**2 + x.abs().sqrt() + (x.abs() + 1).rsqrt() + (x * x + 1) ** -0.5 + x.square(), VECTOR),
+    "exp, log": (lambda x: x.exp() + (x.abs() + 1).log() + torch.erf(x) + 1 / (x.abs() + 1), VECTOR),
+    "sin, cos": (lambda x: torch.sin(x) + torch.cos(x) - torch.neg(x), VECTOR),
+    "scalars": (lambda x: (1 - x) * 3 / 2 + 5 - 0.5 * x, VECTOR),
+    "alpha": (lambda x: torch.add(x, x * x, alpha=2) - torch.sub(x, x.tanh(), alpha=3), VECTOR),
+    "values": (lambda x: x * x.tanh() - x / (x.abs() + 1) + torch.maximum(x, -x) - torch.minimum(x, x * 2), VECTOR),
+    "where": (lambda x: torch.where(x > 0, x, x * 0.1) + torch.where(x <= 1, 2.0, x), VECTOR),
+    "where not": (lambda x: torch.where(x == 0, x, 0.0) + torch.where(x != 0, x, -x), VECTOR),
+    "masked fill": (lambda x: x.masked_fill(x < 0, -1.0).masked_fill(~(x >= 1), 2.0), VECTOR),
+    "means": (lambda x: x.mean((2, 3)) + x.sum((2, 3)) + x.amax((2, 3)), IMAGE),
+    "kept means": (lambda x: x - x.mean(1, keepdim=True) + x.sum(-1, keepdim=True), IMAGE),
+    "layout": (lambda x: x.permute(0, 2, 3, 1).contiguous().transpose(1, 2).flatten(1, 2), IMAGE),
+    "more layout": (lambda x: x.unsqueeze(1).squeeze(1).unflatten(1, (2, 2)).movedim(1, -1).swapaxes(1, 2), IMAGE),
+    "views": (lambda x: x.view(x.size(0) * 4, 6, 6).mean(2).view(-1, 4 * 6), IMAGE),
+    "parts": (lambda x: torch.cat([*x.chunk(2, 1), *x.split([1, 3], 1), x[:, 1:3], x[:, -1:]], 1), IMAGE),
+    "stack": (lambda x: torch.stack([*x.unbind(1), x.select(1, 2)], 2), IMAGE),
+    "expand": (lambda x: x.mean(1, keepdim=True).expand(-1, 7, -1, -1) + x.new_zeros(x.size(0), 7, 6, 6), IMAGE),
+    "filled": (lambda x: torch.cat([x, torch.ones(x.size(0), 2), torch.full_like(x, 3.0)], 1), VECTOR),
+    "products": (lambda x: torch.bmm(x, x.transpose(1, 2)) @ x, SEQUENCE),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x * 2, x.tanh(), is_causal=True), SEQUENCE),
+    "attention scale": (lambda x: F.scaled_dot_product_attention(x, x, x * 3, scale=0.3), SEQUENCE),
+    "attention mask": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, torch.tril(torch.ones(5, 5, dtype=torch.bool))), SEQUENCE,
+    ),
+    "constants": (lambda x: x + torch.arange(6) * torch.linspace(0, 1, 6), VECTOR),
+    "casts": (lambda x: (x > 0).float() * x + (x > 1).to(x.dtype), VECTOR),
+    "softmax": (lambda x: x.softmax(-1) + x.log_softmax(1), SEQUENCE),
+    "in place": (lambda x: (x * 1).add_(2).relu_().mul_(x), VECTOR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_graph_computes_what_the_module_does(name):
+    torch.manual_seed(0)
+    module, shape = LAYERS[name]
+    module = (module if isinstance(module, nn.Module) else Function(module)).eval()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.5, 2)
+    graph = trace(module, torch.randn(2, *shape))
+    model = CompressedModel(from_state(module, graph=graph), graph)
+    network = to_module(model)
+    for batch in (1, 3):
+        x = torch.randn(batch, *shape)
+        expected = module(x)
+        assert torch.allclose(network(x), expected, atol=1e-5)
+        stated = shapes(model)[graph.outputs[0]]
+        assert tuple(-size * batch if size < 0 else size for size in stated) == tuple(expected.shape)
+    prove_same(model, drop_dead_units(model), torch.randn(2, *shape))
+
+
+def test_the_list_the_rules_and_the_functions_are_one():
+    assert set(RULES) == set(OPERATORS) == set(COMPUTE)
+    assert sorted(OPERATOR_OF_OPCODE) == list(range(1, len(OPERATORS) + 1))
