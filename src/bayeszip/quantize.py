@@ -25,6 +25,8 @@ __all__ = ["Quantization", "fit_mixture", "quantize", "round_codebook"]
 _CHUNK = 2**20
 #: Values beyond this many are thinned to as many quantiles before a mixture is fitted to them.
 _FIT_POINTS = 2**15
+#: Keeps a component from collapsing onto a single value, in units of the values' variance.
+_VARIANCE_FLOOR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,15 @@ def fit_mixture(values: np.ndarray, components: int, iterations: int = 60) -> Mi
     distinct = np.unique(values)
     if distinct.size <= components:
         means = distinct if distinct.size else np.zeros(1)
-        return _as_mixture(means, np.full(means.size, 1e-12), np.ones(means.size))
+        return _as_mixture(means, np.full(means.size, 1e-12), np.full(means.size, 1 / means.size))
     if values.size > _FIT_POINTS:
-        values = values[(np.arange(_FIT_POINTS) * (values.size / _FIT_POINTS)).astype(np.int64)]
-    center, scale = values.mean(), values.std() or 1.0
+        values = values[np.linspace(0, values.size - 1, _FIT_POINTS).astype(np.int64)]
+    center, scale = values.mean(), values.std()
     points = (values - center) / scale
-    means = points[((np.arange(components) + 0.5) * (points.size / components)).astype(np.int64)]
-    variances = np.full(components, (points[-1] - points[0]) ** 2 / components**2)
+    # Equal shares of the sorted points to start with: an outlier widens one component, not all.
+    shares = np.array_split(points, components)
+    means = np.array([share.mean() for share in shares])
+    variances = np.array([max(share.var(), _VARIANCE_FLOOR) for share in shares])
     proportions = np.full(components, 1 / components)
     for _ in range(iterations):
         means, variances, proportions = _expectation_maximization(points, means, variances, proportions)
@@ -109,8 +113,7 @@ def _expectation_maximization(
     mass = responsibility.sum(axis=0) + 1e-12
     new_means = (responsibility.T @ points) / mass
     deviations = (responsibility.T @ points**2) / mass - new_means**2
-    # The floor keeps a component from collapsing onto a single value.
-    return new_means, np.maximum(deviations, 1e-8), mass / mass.sum()
+    return new_means, np.maximum(deviations, _VARIANCE_FLOOR), mass / mass.sum()
 
 
 def _as_mixture(means: np.ndarray, variances: np.ndarray, proportions: np.ndarray) -> Mixture:

@@ -47,6 +47,8 @@ class EpochStats:
     accuracy: float | None
     zeros: float
     weights_computed: int
+    #: What a file would take now; filled in by whoever knows how to code one.
+    bytes: int | None = None
 
 
 class Watcher:
@@ -106,10 +108,13 @@ def fit(
     device = next(network.parameters()).device
     n_weights = sum(weight.theta.numel() for weight in variational_weights(network))
     run = _Run(network, batches, n_data, prior, teacher, loss, validation, watcher or Watcher(), device, n_weights)
-    for phase in phases:
-        _fit_phase(run, phase)
-    expand(network)
-    network.eval()
+    try:
+        for phase in phases:
+            _fit_phase(run, phase)
+    finally:
+        # Whatever ends the training, the caller gets the network's own shapes back.
+        expand(network)
+        network.eval()
 
 
 def _fit_phase(run: _Run, phase: Phase) -> None:
@@ -146,6 +151,7 @@ def _fit_epoch(
     if not count:
         raise DataError("the training data gave no batch; check the loader (and drop_last)")
     _check_finite(sums, phase, epoch)
+    _check_weights(run, phase, epoch)
     nll, kl, mixture, hyper_prior = (sums / count).tolist()
     return EpochStats(
         phase=phase.name,
@@ -206,7 +212,8 @@ def _data_loss(run: _Run, phase: Phase, inputs: Tensor, targets: Tensor) -> Tens
 def _optimizer(run: _Run, phase: Phase, weights: Sequence[VariationalWeight]) -> torch.optim.Optimizer:
     """Adam with one group for each kind of parameter."""
     variances = {id(weight.log_sigma2) for weight in weights}
-    means = [parameter for parameter in run.network.parameters() if id(parameter) not in variances]
+    trained = [parameter for parameter in run.network.parameters() if parameter.requires_grad]
+    means = [parameter for parameter in trained if id(parameter) not in variances]
     groups: list[dict[str, Any]] = [
         {"params": means, "lr": phase.rate_theta, "weight_decay": phase.weight_decay},
         {"params": [weight.log_sigma2 for weight in weights if phase.noise], "lr": phase.rate_log_sigma2},
@@ -260,8 +267,19 @@ def _check_finite(parts: Tensor, phase: Phase, epoch: int) -> None:
         return
     names = ("the data's loss", "the divergence", "the mixture", "the hyper-prior")
     culprits = [name for name, value in zip(names, parts.tolist(), strict=True) if not math.isfinite(value)]
-    raise TrainingError(
-        f"phase {phase.name}, epoch {epoch + 1} of {phase.epochs}: {' and '.join(culprits)} is no longer finite. "
+    raise _not_finite(" and ".join(culprits), phase, epoch)
+
+
+def _check_weights(run: _Run, phase: Phase, epoch: int) -> None:
+    """The last step's loss says nothing of the weights it left."""
+    for name, parameter in run.network.named_parameters():
+        if not torch.isfinite(parameter.detach()).all():
+            raise _not_finite(name, phase, epoch)
+
+
+def _not_finite(what: str, phase: Phase, epoch: int) -> TrainingError:
+    return TrainingError(
+        f"phase {phase.name}, epoch {epoch + 1} of {phase.epochs}: {what} is no longer finite. "
         "Check the data for NaN, lower the phase's learning rates (--set "
         f"{phase.name}.rate_theta=…), or start from a network that is trained."
     )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bayeszip.errors import ModelError
+from bayeszip.variational.compaction import expand
 from bayeszip.variational.layers import ROLES, VARIATIONAL_OF_STOCK, VariationalLayer
 
 __all__ = ["Conversion", "to_stock", "to_variational"]
@@ -32,8 +33,8 @@ class Conversion:
 def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, biases: bool = True) -> Conversion:
     """Turn the layers of `module` that have a variational form into it, in place.
 
-    Tied weights stay tied and share one log σ². Subclasses and parametrized layers are not touched: their `forward`
-    is not known here.
+    Tied weights stay tied and share one log σ². Subclasses and layers whose weight is computed (parametrized, or by
+    a hook) are not touched: what they do is not known here.
 
     Args:
         log_sigma2: the starting value of log σ².
@@ -42,7 +43,8 @@ def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, b
     Raises:
         ModelError: no layer can be converted, or a weight is not a finite float tensor.
     """
-    stock = [(path, layer) for path, layer in module.named_modules() if type(layer) in VARIATIONAL_OF_STOCK]
+    _check_materialized(module)
+    stock = [(path, layer) for path, layer in module.named_modules() if _is_stock(layer)]
     if not stock:
         known = ", ".join(kind.__name__ for kind in VARIATIONAL_OF_STOCK)
         raise ModelError(f"{type(module).__name__} has no layer that can be compressed; these can: {known}")
@@ -60,11 +62,16 @@ def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, b
 
 def to_stock(module: nn.Module) -> nn.Module:
     """Turn variational layers back into stock ones, in place: w = θ. Returns `module`."""
+    expand(module)
     for layer in module.modules():
         if isinstance(layer, VariationalLayer):
             layer.end_posterior()
             layer.__class__ = _STOCK_OF_VARIATIONAL[type(layer)]  # type: ignore[assignment]
     return module
+
+
+def _is_stock(layer: nn.Module) -> bool:
+    return type(layer) in VARIATIONAL_OF_STOCK and layer._parameters.get("weight") is not None
 
 
 def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]) -> None:
@@ -75,10 +82,14 @@ def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]
             setattr(layer, f"{role}_log_sigma2", shared)
 
 
-def _check_weights(path: str, layer: nn.Module) -> None:
-    for name, tensor in layer.named_parameters(prefix=path, recurse=False):
+def _check_materialized(module: nn.Module) -> None:
+    for name, tensor in module.named_parameters():
         if isinstance(tensor, nn.parameter.UninitializedParameter) or tensor.is_meta:
             raise ModelError(f"{name} has no values yet; run the network once, or load weights, before compressing")
+
+
+def _check_weights(path: str, layer: nn.Module) -> None:
+    for name, tensor in layer.named_parameters(prefix=path, recurse=False):
         if not tensor.is_floating_point() or tensor.layout != torch.strided:
             raise ModelError(
                 f"{name} is a {tensor.layout} {tensor.dtype} tensor; only dense real ones can be compressed"

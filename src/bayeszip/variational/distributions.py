@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "HALF_LOG_2PI",
     "THETA2_FLOOR",
     "dropout_rate",
     "kl_log_uniform",
@@ -30,7 +31,7 @@ THETA2_FLOOR = 1e-20
 #: log α is held within ±this, so that α and α^k₃ stay finite in float32; the divergence is flat or linear out there.
 LOG_ALPHA_BOUND = 50.0
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def log_alpha(theta: Tensor, log_sigma2: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ def kl_log_uniform_slope(log_alpha: Tensor) -> Tensor:
 def log_joint(theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor) -> Tensor:
     """log π_k + log N(θ_i | μ_k, λ_k⁻¹) for weights i (rows) and components k (columns): the terms of eq. 5's sum."""
     deviation2 = (theta.unsqueeze(-1) - means).square()
-    return (log_proportions + 0.5 * log_precisions - _HALF_LOG_2PI) - 0.5 * log_precisions.exp() * deviation2
+    return (log_proportions + 0.5 * log_precisions - HALF_LOG_2PI) - 0.5 * log_precisions.exp() * deviation2
 
 
 def log_mixture(theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ from numba import njit
 
 from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["kl_with_slopes", "read_grid"]
+__all__ = ["kl_with_slopes", "read_grid", "tabulate_mixture"]
 
 _f, _i = np.float32, np.int32
 _K1, _K2, _K3, _BOUND, _FLOOR = _f(K1), _f(K2), _f(K3), _f(LOG_ALPHA_BOUND), _f(THETA2_FLOOR)
 _LN2 = _f(np.log(2))
+#: exp of less than this is no normal float32.
+_EXP_LOW = _f(-87)
 
 #: Sums are float32 within a block and float64 across blocks.
 _BLOCK = 4096
@@ -55,7 +57,9 @@ def _exp(x: np.float32) -> np.float32:
 
 
 @njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
-def _kl_block(theta: np.ndarray, log_sigma2: np.ndarray, by_theta: np.ndarray, by_log_sigma2: np.ndarray) -> np.float32:
+def _kl_block(
+    theta: np.ndarray, log_sigma2: np.ndarray, scale: np.float32, by_theta: np.ndarray, by_log_sigma2: np.ndarray
+) -> np.float32:
     total = _f(0)
     for i in range(theta.size):
         theta2 = theta[i] * theta[i] + _FLOOR
@@ -65,20 +69,55 @@ def _kl_block(theta: np.ndarray, log_sigma2: np.ndarray, by_theta: np.ndarray, b
         one_minus_s = odds / (_f(1) + odds)
         rate = inverse_alpha / (_f(1) + inverse_alpha)
         total += _K1 * one_minus_s + _f(0.5) * _log(_f(1) + inverse_alpha)
-        slope = -(_K1 * _K3 * one_minus_s * (_f(1) - one_minus_s) + _f(0.5) * rate)
+        slope = -scale * (_K1 * _K3 * one_minus_s * (_f(1) - one_minus_s) + _f(0.5) * rate)
         by_log_sigma2[i] = slope
         by_theta[i] = _f(-2) * slope * theta[i] / theta2
     return total
 
 
 @njit(nogil=True, cache=True)
-def kl_with_slopes(theta: np.ndarray, log_sigma2: np.ndarray, by_theta: np.ndarray, by_log_sigma2: np.ndarray) -> float:
-    """Σ KL of `distributions.kl_log_uniform` over flat float32 arrays; its gradients go into the last two."""
+def kl_with_slopes(
+    theta: np.ndarray, log_sigma2: np.ndarray, scale: np.float32, by_theta: np.ndarray, by_log_sigma2: np.ndarray
+) -> float:
+    """Σ KL of `distributions.kl_log_uniform` over flat float32 arrays; `scale` × its gradients go into the last two."""
     total = 0.0
     for start in range(0, theta.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        total += float(_kl_block(theta[block], log_sigma2[block], by_theta[block], by_log_sigma2[block]))
+        total += float(_kl_block(theta[block], log_sigma2[block], scale, by_theta[block], by_log_sigma2[block]))
     return total
+
+
+@njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
+def tabulate_mixture(
+    points: np.ndarray,
+    means: np.ndarray,
+    precisions: np.ndarray,
+    offsets: np.ndarray,
+    density: np.ndarray,
+    slope: np.ndarray,
+    responsibility: np.ndarray,
+) -> None:
+    """log Σ_k exp(offset_k − ½λ_k(x − μ_k)²) at each point x, its slope, and the responsibilities (points × K).
+
+    Far from all components the terms are large and nearly cancel: float64, but for the exponentials.
+    """
+    for i in range(points.size):
+        terms = responsibility[i]
+        highest = -np.inf
+        for k in range(means.size):
+            deviation = points[i] - means[k]
+            terms[k] = offsets[k] - 0.5 * precisions[k] * deviation * deviation
+            highest = max(highest, terms[k])
+        total = 0.0
+        for k in range(means.size):
+            terms[k] = _exp(max(_f(terms[k] - highest), _EXP_LOW))
+            total += terms[k]
+        pull = 0.0
+        for k in range(means.size):
+            terms[k] /= total
+            pull += terms[k] * precisions[k] * (points[i] - means[k])
+        density[i] = highest + np.log(total)
+        slope[i] = -pull
 
 
 @njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
@@ -87,36 +126,27 @@ def read_grid(
     low: np.float32,
     spacing: np.float32,
     slope: np.ndarray,
-    curvature: np.ndarray,
     by_theta: np.ndarray,
     moments: np.ndarray,
-) -> float:
-    """Read a function off a grid at each θ: f(x+δ) ≈ f(x) + f'(x)δ + ½f''(x)δ² around the nearest node x.
+) -> None:
+    """Read f′ off a grid at each θ, linearly between nodes, and record where the θ are.
 
     Args:
-        low, spacing: the first node and the distance of nodes.
-        slope, curvature: f' and f'' at the nodes, per node distance (multiplied by spacing and spacing²).
-        by_theta: receives f'(θ).
-        moments: nodes × 3, receives for each node how many weights it is nearest to, and Σt and Σt² of their
-            offsets t = δ/spacing.
-
-    Returns:
-        Σ f'δ + ½f''δ²; the caller adds Σ f(x) from the counts.
+        low, spacing: the first node and the distance of nodes; the θ lie between the first and the last node.
+        slope: f′ at the nodes.
+        by_theta: receives f′(θ).
+        moments: 4 × nodes × 3, float64; receives for each node, of the weights between it and the next, their number
+            and Σt and Σt² of their distances t from it, in units of the spacing. Weights crowd at a few nodes, and
+            adding to one place waits for the addition before; so every fourth weight goes to the same table, and only
+            the sum of the four means anything.
     """
-    total = 0.0
-    scale = _f(1) / spacing
-    last = _i(slope.size - 1)
-    for start in range(0, theta.size, _BLOCK):
-        block = _f(0)
-        for i in range(start, min(start + _BLOCK, theta.size)):
-            position = (theta[i] - low) * scale
-            node = min(max(_i(position + _f(0.5)), _i(0)), last)
-            offset = position - _f(node)
-            bend = curvature[node] * offset
-            block += (slope[node] + _f(0.5) * bend) * offset
-            by_theta[i] = (slope[node] + bend) * scale
-            moments[node, 0] += _f(1)
-            moments[node, 1] += offset
-            moments[node, 2] += offset * offset
-        total += float(block)
-    return total
+    inverse = _f(1) / spacing
+    last = _i(slope.size - 2)
+    for i in range(theta.size):
+        position = (theta[i] - low) * inverse
+        node = min(max(_i(position), _i(0)), last)
+        t = position - _f(node)
+        by_theta[i] = slope[node] + t * (slope[node + 1] - slope[node])
+        moments[i & 3, node, 0] += 1
+        moments[i & 3, node, 1] += t
+        moments[i & 3, node, 2] += t * t

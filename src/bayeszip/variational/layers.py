@@ -105,8 +105,9 @@ class VariationalLayer(nn.Module):
         if weight_log_sigma2 is None or not (self.training and self.noise):
             return self._linear(input, self.weight, self.bias, *context)
         mean = self._linear(input, self.weight, self.bias, *context)
-        bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp()
-        variance = self._linear(input.square(), weight_log_sigma2.exp(), bias_variance, *context)
+        dtype = self.weight.dtype
+        bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
+        variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
         deviation = (variance.float() + VARIANCE_FLOOR).sqrt()
         return mean + (deviation * torch.randn_like(deviation)).to(mean.dtype)
 

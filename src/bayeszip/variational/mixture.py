@@ -3,22 +3,24 @@
 Its log-density summed over all D weights is the costly term of the objective. Two ways to get it, with all gradients:
 
 - `exact`: every component at every weight, in chunks: O(D·K) time, O(D) memory;
-- `grid`: GM is a function of one variable, so it is evaluated at evenly spaced nodes only. Each weight reads its value
-  and slope off the nearest node's second-order expansion, and leaves its weight on the three nodes around it (exact for
-  quadratics) from which the gradients of μ, λ, π follow: O(D + G·K). On a CPU; a GPU is faster the exact way.
+- `grid`: GM is a function of one variable, so it is evaluated at evenly spaced nodes only. Each weight reads its slope
+  off the two nodes around it (linearly: exact where one component is responsible, and never beyond what the slope is
+  nearby), and is shared out among three nodes (exactly for quadratics), from which the value and the gradients of
+  μ, λ, π follow: O(D + G·K). On a CPU; a GPU is faster the exact way.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip.variational.distributions import log_gamma_density, log_joint
-from bayeszip.variational.kernels import read_grid
+from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, log_joint
+from bayeszip.variational.kernels import read_grid, tabulate_mixture
 
-__all__ = ["Components", "MixturePrior", "log_mixture_sum"]
+__all__ = ["Components", "MixturePrior", "log_mixture_sum", "scaled"]
 
 Method = Literal["auto", "grid", "exact"]
 
@@ -77,9 +79,9 @@ class MixturePrior(nn.Module):
         pinned = zero + math.log(self.zero_proportion)
         return Components(torch.cat([zero, self.means]), self.log_precisions, torch.cat([pinned, free]))
 
-    def log_prob(self, theta: Tensor, method: Method = "auto") -> Tensor:
-        """Σ_i log GM_ψ(θ_i), a float32 scalar, differentiable in θ and ψ."""
-        return log_mixture_sum(theta, self.components(), method)
+    def log_prob(self, *thetas: Tensor, method: Method = "auto", scale: float = 1.0) -> Tensor:
+        """`scale` × Σ_i log GM_ψ(θ_i) over all tensors, a float32 scalar, differentiable in θ and ψ."""
+        return log_mixture_sum(thetas, self.components(), method, scale)
 
     def log_hyper_prior(self) -> Tensor:
         """Σ_k log Gamma(λ_k | a, b)."""
@@ -112,15 +114,19 @@ class MixturePrior(nn.Module):
         self.log_proportions.zero_()
 
 
-def log_mixture_sum(theta: Tensor, components: Components, method: Method = "auto") -> Tensor:
-    """Σ_i log GM_ψ(θ_i) by the given way; `auto` takes the grid on a CPU where it is the cheaper one."""
-    flat = theta.float().flatten()
+def log_mixture_sum(
+    thetas: Sequence[Tensor], components: Components, method: Method = "auto", scale: float = 1.0
+) -> Tensor:
+    """`scale` × Σ_i log GM_ψ(θ_i) over all weights of all tensors, by the given way.
+
+    `auto` takes the grid on a CPU where it is the cheaper one, `grid` wherever `MAX_NODES` suffice.
+    """
     nodes = 0
-    if method != "exact" and flat.numel() and flat.device.type == "cpu":
-        nodes = _grid_nodes(flat, components)
-        if method == "auto" and nodes > min(MAX_NODES, flat.numel() // 4):
+    if method != "exact" and all(theta.device.type == "cpu" for theta in thetas):
+        nodes = _grid_nodes(thetas, components)
+        if nodes > (MAX_NODES if method == "grid" else min(MAX_NODES, sum(theta.numel() for theta in thetas) // 4)):
             nodes = 0
-    total: Tensor = _LogMixtureSum.apply(flat, *components, nodes)
+    total: Tensor = _LogMixtureSum.apply(nodes, scale, *components, *thetas)
     return total
 
 
@@ -129,83 +135,99 @@ class _LogMixtureSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor, nodes: int
+        ctx: Any,
+        nodes: int,
+        scale: float,
+        means: Tensor,
+        log_precisions: Tensor,
+        log_proportions: Tensor,
+        *thetas: Tensor,
     ) -> Tensor:
         components = Components(means, log_precisions, log_proportions)
-        value, *gradients = _on_grid(theta, components, nodes) if nodes else _exactly(theta, components)
-        ctx.save_for_backward(*gradients)
-        return value
+        flat = [theta.detach().flatten().float() for theta in thetas]
+        value, by_components, by_theta = (
+            _on_grid(flat, components, nodes, scale) if nodes else _exactly(flat, components, scale)
+        )
+        gradients = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(by_theta, thetas, strict=True)]
+        ctx.gradients = [*(scale * gradient for gradient in by_components), *gradients]
+        return value.to(torch.float32) * scale
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(outputs[0] * gradient for gradient in ctx.saved_tensors), None)
+        return (None, None, *scaled(ctx.gradients, outputs[0]))
 
 
-def _exactly(theta: Tensor, components: Components) -> tuple[Tensor, ...]:
-    """Σ log GM and its gradients in θ, μ, log λ, log π, chunk by chunk."""
-    value = theta.new_zeros(())
-    slope = torch.empty_like(theta)
-    totals = [torch.zeros_like(parameter) for parameter in components]
+def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
+    """Each gradient times a scalar, without a pass over them where that is 1 (asking a GPU would make it wait)."""
+    if factor.device.type == "cpu" and factor.item() == 1:
+        return gradients
+    return [gradient * factor for gradient in gradients]
+
+
+def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Σ log GM and its gradients in μ, log λ, log π, and, times `scale`, in each tensor's θ; chunk by chunk."""
+    value = torch.zeros((), dtype=torch.float64, device=components.means.device)
+    by_components = [torch.zeros_like(parameter) for parameter in components]
+    by_theta = [torch.empty_like(theta) for theta in flat]
     step = max(1, CHUNK // len(components.means))
-    for start in range(0, theta.numel(), step):
-        chunk = theta[start : start + step]
-        density, responsibility, pull = _evaluate(chunk, components)
-        value += density.sum()
-        slope[start : start + step] = -(responsibility * pull).sum(dim=1)
-        for total, part in zip(totals, _parameter_gradients(responsibility, pull, components), strict=True):
-            total += part
-    return value, slope, *totals
+    for theta, slope in zip(flat, by_theta, strict=True):
+        for start in range(0, theta.numel(), step):
+            density, responsibility, pull = _evaluate(theta[start : start + step], components)
+            value += density.sum()
+            slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
+            for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
+                total += part
+    return value, by_components, by_theta
 
 
-def _on_grid(theta: Tensor, components: Components, nodes: int) -> tuple[Tensor, ...]:
-    """The same from `nodes` grid nodes that span the weights."""
-    low, high = (bound.item() for bound in theta.aminmax())
-    spacing = max((high - low) / (nodes - 1), torch.finfo(theta.dtype).tiny)
-    grid = low + spacing * torch.arange(nodes, dtype=theta.dtype)
-    density, responsibility, pull = _evaluate(grid, components)
-    weighted = responsibility * pull
-    slope = -weighted.sum(dim=1)
-    curvature = (weighted * pull).sum(dim=1) - responsibility @ components.log_precisions.exp() - slope.square()
+def _on_grid(
+    flat: Sequence[Tensor], components: Components, nodes: int, scale: float
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The same from grid nodes that span the weights, one more at each end."""
+    low, high = _bounds(flat)
+    spacing = max((high - low) / (nodes - 1), float(torch.finfo(torch.float32).tiny))
+    points = (low - spacing) + spacing * torch.arange(nodes + 2, dtype=torch.float64)
+    means, log_precisions, log_proportions = (parameter.detach().double() for parameter in components)
+    precisions = log_precisions.exp()
+    offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
+    density, slope, responsibility = (points.new_empty(nodes + 2, *shape) for shape in ((), (), (len(means),)))
+    table = (points, means, precisions, offsets, density, slope, responsibility)
+    tabulate_mixture(*(tensor.numpy() for tensor in table))
 
-    by_theta, moments = torch.empty_like(theta), theta.new_zeros(nodes, 3)
-    within = read_grid(
-        theta.numpy(),
-        np.float32(low),
-        np.float32(spacing),
-        (slope * spacing).numpy(),
-        (curvature * spacing**2).numpy(),
-        by_theta.numpy(),
-        moments.numpy(),
-    )
-    value = density.double() @ moments[:, 0].double() + within
-    weight = _node_weights(moments)
-    by_parameters = _parameter_gradients(responsibility * weight[:, None], pull, components)
-    return value.to(theta.dtype), by_theta, *by_parameters
+    slopes = (slope * scale).float().numpy()
+    moments = points.new_zeros(4, nodes + 2, 3)
+    by_theta = [torch.empty_like(theta) for theta in flat]
+    start, distance = np.float32(low - spacing), np.float32(spacing)
+    for theta, gradient in zip(flat, by_theta, strict=True):
+        read_grid(theta.numpy(), start, distance, slopes, gradient.numpy(), moments.numpy())
+
+    weight = _node_weights(moments.sum(dim=0))
+    # Sums over the nodes of r_k, r_k x, r_k x², from which those of the deviations x − μ_k follow.
+    powers = torch.stack([weight, weight * points, weight * points.square()], dim=1)
+    mass, first, second = (responsibility.T @ powers).unbind(dim=1)
+    spread = precisions * (second - 2 * means * first + means.square() * mass)
+    by_components = [precisions * (first - means * mass), 0.5 * (mass - spread), mass]
+    return density @ weight, [gradient.float() for gradient in by_components], by_theta
 
 
 def _node_weights(moments: Tensor) -> Tensor:
-    """How much of the weights each node stands for: ½t(t−1), 1−t², ½t(t+1) on the three nodes around each weight."""
+    """How much of the weights each node stands for: ½t(t−1), 1−t², ½t(t+1) on the nodes before, at and after each."""
     count, first, second = moments.unbind(dim=1)
-    left, right = 0.5 * (second - first), 0.5 * (second + first)
     weight = count - second
-    weight[:-1] += left[1:]
-    weight[1:] += right[:-1]
-    # At the ends there is no outer neighbor; what would go there stays, so that the total is kept.
-    weight[0] += left[0]
-    weight[-1] += right[-1]
+    weight[:-1] += 0.5 * (second - first)[1:]
+    weight[1:] += 0.5 * (second + first)[:-1]
     return weight
 
 
 def _evaluate(points: Tensor, components: Components) -> tuple[Tensor, Tensor, Tensor]:
     """At each point: log GM; the responsibilities r_k; and λ_k(x − μ_k), the pull of each component."""
     joint = log_joint(points, *components)
-    density = torch.logsumexp(joint, dim=1)
-    responsibility = joint.sub_(density[:, None]).exp_()
+    density, responsibility = torch.logsumexp(joint, dim=1), torch.softmax(joint, dim=1)
     pull = (points[:, None] - components.means) * components.log_precisions.exp()
     return density, responsibility, pull
 
 
-def _parameter_gradients(responsibility: Tensor, pull: Tensor, components: Components) -> tuple[Tensor, ...]:
+def _component_gradients(responsibility: Tensor, pull: Tensor, components: Components) -> tuple[Tensor, ...]:
     """Gradients of Σ log GM: r·λ(x−μ) in μ, ½ r (1 − λ(x−μ)²) in log λ, r in log π, summed over the points."""
     mass = responsibility.sum(dim=0)
     weighted = responsibility * pull
@@ -213,13 +235,21 @@ def _parameter_gradients(responsibility: Tensor, pull: Tensor, components: Compo
     return weighted.sum(dim=0), 0.5 * (mass - spread), mass
 
 
-@torch.no_grad()
-def _grid_nodes(theta: Tensor, components: Components) -> int:
-    """How many nodes keep their distance at `NODE_SPACING` of the narrowest component's standard deviation."""
-    low, high = theta.aminmax()
-    narrowest = (-0.5 * components.log_precisions.max()).exp()
-    nodes = (high - low) / (NODE_SPACING * narrowest)
-    return int(nodes.clamp(1, 2**30).item()) + 2 if torch.isfinite(nodes) else 2**30
+def _grid_nodes(thetas: Sequence[Tensor], components: Components) -> int:
+    """How many nodes keep their distance at `NODE_SPACING` of the narrowest component's standard deviation.
+
+    0, for the exact way, where there is no weight or one is not finite.
+    """
+    low, high = _bounds(thetas)
+    narrowest = math.exp(-0.5 * float(components.log_precisions.detach().max()))
+    nodes = (high - low) / (NODE_SPACING * narrowest) if narrowest > 0 else math.inf
+    return math.ceil(nodes) + 2 if math.isfinite(nodes) else 0
+
+
+def _bounds(thetas: Sequence[Tensor]) -> tuple[float, float]:
+    """The smallest and the largest weight; NaN where there is none, or one is not finite."""
+    bounds = [bound.item() for theta in thetas if theta.numel() for bound in theta.detach().aminmax()]
+    return (min(bounds), max(bounds)) if bounds and all(map(math.isfinite, bounds)) else (math.nan, math.nan)
 
 
 def _log1m(probability: float) -> float:

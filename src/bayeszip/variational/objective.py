@@ -10,13 +10,14 @@ training examples.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayeszip.variational.distributions import THETA2_FLOOR, kl_log_uniform, kl_log_uniform_slope, log_alpha
 from bayeszip.variational.kernels import kl_with_slopes
 from bayeszip.variational.layers import VariationalWeight
-from bayeszip.variational.mixture import MixturePrior
+from bayeszip.variational.mixture import MixturePrior, scaled
 
 __all__ = ["Regularizer", "kl_sum", "regularizer"]
 
@@ -48,47 +49,52 @@ def regularizer(
     kl = mixture = hyper_prior = zero
     with torch.autocast(zero.device.type, enabled=False):
         if tau1:
-            kl = kl_sum(weights) * (tau1 / n_data)
+            kl = kl_sum(weights, tau1 / n_data)
         if tau2 and prior is not None:
-            theta = torch.cat([weight.theta.flatten().float() for weight in weights])
-            mixture = prior.log_prob(theta) * (-tau2 / n_data)
+            mixture = prior.log_prob(*(weight.theta for weight in weights), scale=-tau2 / n_data)
             hyper_prior = prior.log_hyper_prior() * (-tau2 / n_data)
     return Regularizer(kl, mixture, hyper_prior)
 
 
-def kl_sum(weights: Sequence[VariationalWeight]) -> Tensor:
-    """Σᵢ KL(N(θᵢ, σᵢ²) ‖ 1/|w|) over all weights, a float32 scalar with gradients in θ and log σ²."""
-    total: Tensor = _KLSum.apply(*(w.theta for w in weights), *(w.log_sigma2 for w in weights))
+def kl_sum(weights: Sequence[VariationalWeight], scale: float = 1.0) -> Tensor:
+    """`scale` × Σᵢ KL(N(θᵢ, σᵢ²) ‖ 1/|w|) over all weights, a float32 scalar with gradients in θ and log σ²."""
+    total: Tensor = _KLSum.apply(scale, *(w.theta for w in weights), *(w.log_sigma2 for w in weights))
     return total
 
 
 class _KLSum(torch.autograd.Function):
-    """All tensors as one vector; value and closed-form gradients in one pass, which backward only scales."""
+    """Value and closed-form gradients in one pass, which backward only scales."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, scale: float, *tensors: Tensor) -> Tensor:
         count = len(tensors) // 2
-        theta = torch.cat([tensor.flatten().float() for tensor in tensors[:count]])
-        log_sigma2 = torch.cat([tensor.flatten() for tensor in tensors[count:]])
-        ctx.shapes = [tensor.shape for tensor in tensors[:count]]
-        ctx.dtypes = [tensor.dtype for tensor in tensors[:count]]
-        if theta.device.type == "cpu":
-            by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-            value = kl_with_slopes(theta.numpy(), log_sigma2.numpy(), by_theta.numpy(), by_log_sigma2.numpy())
-            ctx.save_for_backward(by_theta, by_log_sigma2)
-            return theta.new_tensor(value)
-        a = log_alpha(theta, log_sigma2)
-        slope = kl_log_uniform_slope(a)
-        # d log α / dθ = −2θ/θ², with the floor that log α has.
-        ctx.save_for_backward(slope * theta * -2 / (theta.square() + THETA2_FLOOR), slope)
-        return kl_log_uniform(a).sum()
+        slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
+        value = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        gradients = list(tensors)
+        for i, (theta, log_sigma2) in enumerate(zip(tensors[:count], tensors[count:], strict=True)):
+            part, by_theta, by_log_sigma2 = slopes(theta.detach().float(), log_sigma2.detach().float(), scale)
+            value += part
+            gradients[i], gradients[count + i] = by_theta.to(theta.dtype), by_log_sigma2.to(log_sigma2.dtype)
+        ctx.gradients = gradients
+        return value.float() * scale
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
-        sizes = [shape.numel() for shape in ctx.shapes]
-        by_theta, by_log_sigma2 = (
-            [part.view(shape) for part, shape in zip((outputs[0] * flat).split(sizes), ctx.shapes, strict=True)]
-            for flat in ctx.saved_tensors
-        )
-        by_theta = [part.to(dtype) for part, dtype in zip(by_theta, ctx.dtypes, strict=True)]
-        return (*by_theta, *by_log_sigma2)
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *scaled(ctx.gradients, outputs[0]))
+
+
+def _slopes(theta: Tensor, log_sigma2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ KL and, times `scale`, its gradients in θ and log σ²."""
+    a = log_alpha(theta, log_sigma2)
+    slope = kl_log_uniform_slope(a) * scale
+    # d log α / dθ = −2θ/θ², with the floor that log α has.
+    return kl_log_uniform(a).sum(), slope * theta * -2 / (theta.square() + THETA2_FLOOR), slope
+
+
+def _slopes_on_cpu(theta: Tensor, log_sigma2: Tensor, scale: float) -> tuple[float, Tensor, Tensor]:
+    """The same in one pass."""
+    theta, log_sigma2 = theta.contiguous(), log_sigma2.contiguous()
+    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
+    arrays = [tensor.view(-1).numpy() for tensor in (theta, log_sigma2, by_theta, by_log_sigma2)]
+    value = kl_with_slopes(arrays[0], arrays[1], np.float32(scale), arrays[2], arrays[3])
+    return value, by_theta, by_log_sigma2
