@@ -64,8 +64,8 @@ def kl_log_uniform(log_alpha: Tensor) -> Tensor:
 
 def kl_log_uniform_slope(log_alpha: Tensor) -> Tensor:
     """d KL / d log α of `kl_log_uniform`: −k₁k₃ s(1−s) − ½ sigmoid(−log α), with s = sigmoid(k₂ + k₃ log α)."""
-    s = torch.sigmoid(K2 + K3 * log_alpha)
-    return -K1 * K3 * s * (1 - s) - 0.5 * torch.sigmoid(-log_alpha)
+    logit = K2 + K3 * log_alpha
+    return -K1 * K3 * torch.sigmoid(logit) * torch.sigmoid(-logit) - 0.5 * torch.sigmoid(-log_alpha)
 
 
 def log_joint(theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor) -> Tensor:

@@ -108,7 +108,8 @@ class VariationalLayer(nn.Module):
         dtype = self.weight.dtype
         bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
-        deviation = (variance.float() + VARIANCE_FLOOR).sqrt()
+        # At least float32: the floor is nothing beside 1 in half precision.
+        deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
         return mean + (deviation * torch.randn_like(deviation)).to(mean.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

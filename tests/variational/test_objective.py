@@ -1,0 +1,141 @@
+"""The loss against a value computed by hand, its gradients, its one division by N, and its float32."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bayeszip.variational import MixturePrior, regularizer, to_variational, variational_weights
+from bayeszip.variational.distributions import K1, K2, K3, THETA2_FLOOR
+from bayeszip.variational.objective import _slopes, kl_sum
+
+
+def kl_by_hand(theta: float, log_sigma2: float) -> float:
+    log_alpha = log_sigma2 - math.log(theta**2 + THETA2_FLOOR)
+    sigmoid = 1 / (1 + math.exp(-(K2 + K3 * log_alpha)))
+    return K1 - K1 * sigmoid + 0.5 * math.log(1 + math.exp(-log_alpha))
+
+
+def normal(x: float, mean: float, precision: float) -> float:
+    return math.sqrt(precision / (2 * math.pi)) * math.exp(-0.5 * precision * (x - mean) ** 2)
+
+
+def tiny() -> tuple[nn.Module, MixturePrior]:
+    network = nn.Sequential(nn.Linear(2, 1))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[0.4, -0.1]]))
+        network[0].bias.fill_(0.02)
+    to_variational(network, log_sigma2=-3.0)
+    prior = MixturePrior(3, weight_std=0.3, zero_proportion=0.6, hyper_shape=5.0, hyper_rate=0.2)
+    return network, prior
+
+
+def test_the_loss_is_its_hand_computed_value():
+    network, prior = tiny()
+    weights = tuple(variational_weights(network))
+    parts = regularizer(weights, prior, tau1=0.7, tau2=0.3, n_data=40)
+    thetas = (0.4, -0.1, 0.02)
+    assert parts.kl.item() == pytest.approx(0.7 / 40 * sum(kl_by_hand(theta, -3.0) for theta in thetas), rel=1e-5)
+
+    spacing = 2 * 0.3 / 3
+    precision = (0.9 * spacing) ** -2
+    density = [
+        0.6 * normal(x, 0, precision) + 0.2 * normal(x, -spacing, precision) + 0.2 * normal(x, spacing, precision)
+        for x in thetas
+    ]
+    assert parts.mixture.item() == pytest.approx(-0.3 / 40 * sum(map(math.log, density)), rel=1e-5)
+
+    gamma = 5 * math.log(0.2) - math.lgamma(5) + 4 * math.log(precision) - 0.2 * precision
+    assert parts.hyper_prior.item() == pytest.approx(-0.3 / 40 * 3 * gamma, rel=1e-5)
+    assert parts.total.item() == pytest.approx(sum(part.item() for part in parts), rel=1e-6)
+
+
+def test_a_part_whose_weight_is_zero_is_zero():
+    network, prior = tiny()
+    weights = tuple(variational_weights(network))
+    assert [p.item() for p in regularizer(weights, prior, tau1=0.0, tau2=0.0, n_data=9)] == [0, 0, 0]
+    parts = regularizer(weights, None, tau1=1.0, tau2=0.0, n_data=9)
+    assert parts.kl > 0
+    assert parts.mixture == parts.hyper_prior == 0
+
+
+def test_gradients_are_finite_differences_in_float64():
+    network, prior = tiny()
+    weights = tuple(variational_weights(network))
+    regularizer(weights, prior, tau1=1.0, tau2=0.5, n_data=1).total.backward()
+
+    def value(theta: list[float], log_sigma2: float) -> float:
+        spacing, total = 0.2, 0.0
+        precision = (0.9 * spacing) ** -2
+        for x in theta:
+            modes = (0.6, 0.0), (0.2, -spacing), (0.2, spacing)
+            total += kl_by_hand(x, log_sigma2) - 0.5 * math.log(sum(p * normal(x, m, precision) for p, m in modes))
+        return total
+
+    thetas, step = [0.4, -0.1, 0.02], 1e-6
+    by_theta = [*network[0].weight.grad.flatten().tolist(), network[0].bias.grad.item()]
+    for i in range(3):
+        up, down = list(thetas), list(thetas)
+        up[i] += step
+        down[i] -= step
+        assert by_theta[i] == pytest.approx((value(up, -3.0) - value(down, -3.0)) / (2 * step), rel=1e-4)
+    by_log_sigma2 = network[0].weight_log_sigma2.grad.sum() + network[0].bias_log_sigma2.grad.sum()
+    difference = (value(thetas, -3 + step) - value(thetas, -3 - step)) / (2 * step)
+    assert by_log_sigma2.item() == pytest.approx(difference, rel=1e-4)
+
+
+def test_soft_weight_sharing_alone_does_not_see_log_sigma2():
+    network, prior = tiny()
+    weights = tuple(variational_weights(network))
+    values = []
+    for level in (-20.0, 5.0):
+        with torch.no_grad():
+            for weight in weights:
+                weight.log_sigma2.fill_(level)
+        parts = regularizer(weights, prior, tau1=0.0, tau2=0.5, n_data=10)
+        parts.total.backward()
+        values.append(parts.total.item())
+    assert values[0] == values[1]
+    assert all(weight.log_sigma2.grad is None for weight in weights)
+
+
+def test_float32_under_autocast_whatever_the_weights():
+    network = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+    to_variational(network)
+    weights = tuple(variational_weights(network))
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = regularizer(weights, MixturePrior(17, 0.1), tau1=1.0, tau2=0.02, n_data=100)
+        total = parts.total
+    assert all(part.dtype == torch.float32 for part in (*parts, total))
+    total.backward()
+    assert network[0].weight.grad.dtype == torch.bfloat16
+    assert all(torch.isfinite(parameter.grad).all() for parameter in network.parameters())
+
+
+def test_both_ways_to_the_divergence_agree():
+    """The compiled one of the CPU and the tensor operations of a GPU."""
+    theta, log_sigma2 = torch.randn(3, 500) * 0.1, torch.empty(3, 500).uniform_(-14, 2)
+    theta[0, :5] = 0
+    network = nn.Linear(500, 3, bias=False)
+    to_variational(network)
+    network.weight.data, network.weight_log_sigma2.data = theta, log_sigma2
+    value = kl_sum(tuple(variational_weights(network)), 0.25)
+    (2 * value).backward()
+    expected, by_theta, by_log_sigma2 = _slopes(theta, log_sigma2, 0.5)
+    assert value.item() == pytest.approx(0.25 * expected.item(), rel=1e-5)
+    torch.testing.assert_close(network.weight.grad, by_theta, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(network.weight_log_sigma2.grad, by_log_sigma2, rtol=1e-4, atol=1e-6)
+
+
+def test_backward_twice_adds_up_and_transposed_weights_are_read_in_order():
+    network = nn.Linear(5, 3, bias=False)
+    to_variational(network)
+    network.weight.data = torch.randn(5, 3).t()  # not contiguous
+    network.weight_log_sigma2.data = torch.randn(3, 5)
+    value = kl_sum(tuple(variational_weights(network)))
+    expected, by_theta, _ = _slopes(network.weight.detach(), network.weight_log_sigma2.detach(), 1.0)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    for _ in range(3):
+        value.backward(retain_graph=True)
+    torch.testing.assert_close(network.weight.grad, 3 * by_theta, rtol=1e-4, atol=1e-6)
