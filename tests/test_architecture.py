@@ -18,11 +18,12 @@ FLOORS = (
     {"operators", "files", "settings"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
-    {"fitting", "quantize"},
-    {"recipe"},
+    {"fitting", "quantize", "loaders", "summary"},
+    {"recipe", "progress"},
     {"pipeline"},
     {"report", "compressor"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

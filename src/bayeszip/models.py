@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
 
-__all__ = ["BUILT_IN", "LeNet5", "LeNet300", "build", "parameter_count"]
+__all__ = ["BUILT_IN", "LeNet5", "LeNet300", "build", "made_by", "parameter_count"]
 
 
 class LeNet300(nn.Module):
@@ -84,15 +84,24 @@ def build(name: str) -> nn.Module:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()
-    module_name, separator, factory_name = name.partition(":")
-    if not (separator and module_name and factory_name):
+    if not all(name.partition(":")):
         raise ModelError(f"unknown model {name!r}; give {', '.join(BUILT_IN)} or module:factory")
-    with _current_folder_importable():
-        factory = _attribute(_import(module_name), factory_name)
-        network = factory if isinstance(factory, nn.Module) else _called(factory, name)
+    network = made_by(name)
     if not isinstance(network, nn.Module):
         raise ModelError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
     return network
+
+
+def made_by(factory_name: str) -> Any:
+    """What `module:factory` returns; a network given in place of a factory, as it is.
+
+    Raises:
+        ModelError: there is no such module or factory, or the factory fails.
+    """
+    module_name, _, name = factory_name.partition(":")
+    with _current_folder_importable():
+        factory = _attribute(_import(module_name), name)
+        return factory if isinstance(factory, nn.Module) else _called(factory, factory_name)
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -143,7 +152,7 @@ def _attribute(module: ModuleType, factory_name: str) -> Any:
 
 def _called(factory: Any, name: str) -> Any:
     if not callable(factory):
-        raise ModelError(f"{name} is a {type(factory).__name__}, not a function or class that builds a network")
+        raise ModelError(f"{name} is a {type(factory).__name__}, not a function or class to call")
     try:
         return factory()
     except (Exception, SystemExit) as error:

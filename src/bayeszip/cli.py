@@ -1,0 +1,269 @@
+"""The command line. Exit status 0: done, 1: failed, 2: misused; no traceback for what a user can mend."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from bayeszip import __version__
+from bayeszip.errors import BayeszipError, RecipeError
+
+# torch takes seconds to import; only commands that need it do.
+if TYPE_CHECKING:
+    from torch import device as Device
+    from torch import nn
+
+    from bayeszip.loaders import Loaders
+    from bayeszip.pipeline import Result
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="bayeszip",
+    help="Make trained PyTorch networks tiny, and get them back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+#: Exit status after Ctrl-C, as shells expect it.
+INTERRUPTED = 128 + signal.SIGINT
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .bayz file.", show_default=False)]
+DataOption = Annotated[
+    str, typer.Option("--data", help="mnist, idx:FOLDER (four IDX files), or module:loaders (see the guide).")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+
+
+def main() -> None:
+    """Entry point: runs the command line and turns what went wrong into a line and an exit status."""
+    try:
+        app()
+    except BayeszipError as error:
+        _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]bayeszip:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"bayeszip {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def compress(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="lenet-300-100, lenet-5, or module:factory.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)],
+    data: DataOption = "mnist",
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")
+    ] = "vd+sws",
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
+    ] = None,
+    pretrain: Annotated[
+        bool | None,
+        typer.Option(
+            help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting of the recipe; may be repeated."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="A folder that receives the recipe, the training history and the report."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all random numbers.")] = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Retrain a network to be small, and write it to a file.
+
+    **Examples**
+
+    `bayeszip compress lenet-300-100 --recipe quick -o net.bayz`
+
+    `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
+    """
+    from bayeszip import models, pipeline
+    from bayeszip.files import check_writable
+    from bayeszip.loaders import load_data, load_weights
+    from bayeszip.recipe import recipe as named_recipe
+
+    chosen = named_recipe(recipe).override(*(settings or ()))
+    check_writable(output)
+    target = pipeline.resolve_device(device)
+    network = pipeline.build_seeded(model, seed)
+    if weights is not None:
+        load_weights(network, weights)
+    loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
+    result = pipeline.compress(
+        network,
+        loaders.train,
+        val_loader=loaders.validation,
+        recipe=chosen,
+        seed=seed,
+        device=target,
+        pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
+    )
+    result.save(output)
+    figures = _figures(result.model, result.blob, loaders, target)
+    if run is not None:
+        _write_run(run, result, figures)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        typer.echo(result.report())
+        typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
+
+
+@app.command()
+def evaluate(
+    file: FileArgument,
+    data: DataOption = "mnist",
+    into: Annotated[
+        str | None,
+        typer.Option("--into", help="The network's class (as MODEL of compress), for a file without a graph."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Decode a file and measure the accuracy of what it holds on the test set.
+
+    **Example**
+
+    `bayeszip evaluate net.bayz --data mnist --json`
+    """
+    from bayeszip import models, pipeline
+    from bayeszip.loaders import load_data
+
+    target = pipeline.resolve_device(device)
+    network = pipeline.load(file, into=models.build(into) if into else None)
+    loaders = load_data(data, batch_size=1000, seed=0, device=target)
+    figures = _figures(network, file.read_bytes(), loaders, target)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        typer.echo(
+            f"accuracy {100 * figures['accuracy']:.2f} %, {figures['bytes']:,} bytes, "
+            f"{figures['ratio']:.1f} times smaller than {figures['params']:,} parameters in float32"
+        )
+
+
+@app.command()
+def info(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Show what a file holds, and what takes how many bytes. Needs no torch.
+
+    **Example**
+
+    `bayeszip info net.bayz`
+    """
+    from bayeszip import codec
+    from bayeszip.summary import as_text, description_dict, facts_table, tensors_table
+
+    description = codec.describe(_read(file))
+    if as_json:
+        typer.echo(json.dumps(description_dict(description)))
+        return
+    ratio = 4 * description.original_parameters / description.bytes
+    facts = [
+        ("file", f"{file}, format version {description.version}, coder {description.coder}"),
+        ("size", f"{description.bytes:,} bytes, {ratio:.1f} times smaller"),
+        ("parameters before", f"{description.original_parameters:,}"),
+    ]
+    typer.echo(as_text(facts_table(facts), tensors_table(description)))
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe as JSON.", show_default=False)] = None,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with what it means.")] = False,
+) -> None:
+    """List the recipes, print one as JSON, or explain the settings.
+
+    **Example**
+
+    `bayeszip recipes quick > mine.json`, edit, then `bayeszip compress … --recipe mine.json`
+    """
+    from bayeszip.recipe import RECIPES, settings_help
+    from bayeszip.recipe import recipe as named_recipe
+    from bayeszip.summary import as_text, facts_table
+
+    if name is not None:
+        typer.echo(named_recipe(name).to_json(), nl=False)
+    elif settings:
+        typer.echo(as_text(facts_table(settings_help())))
+    else:
+        typer.echo(as_text(facts_table((name, recipe.summary()) for name, recipe in RECIPES.items())))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BayeszipError(f"can't read {file}: {error.strerror or error}") from error
+
+
+def _figures(network: "nn.Module", blob: bytes, loaders: "Loaders", device: "Device") -> dict[str, Any]:
+    """The contract's figures, of the decoded file."""
+    from bayeszip import codec
+    from bayeszip.fitting import evaluate as accuracy_on
+
+    description = codec.describe(blob)
+    return {
+        "accuracy": accuracy_on(network.to(device), loaders.test),
+        "bytes": len(blob),
+        "ratio": 4 * description.original_parameters / len(blob),
+        "params": description.original_parameters,
+        "nonzero": sum(tensor.nonzero for tensor in description.tensors),
+        "params_kept": sum(tensor.size for tensor in description.tensors),
+    }
+
+
+def _write_run(folder: Path, result: "Result", figures: dict[str, Any]) -> None:
+    """The record of a run: what was asked, what happened, what came out."""
+    import dataclasses
+
+    import torch
+
+    from bayeszip.files import write_atomically
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BayeszipError(f"can't create the folder {folder}: {error.strerror or error}") from error
+    record = {
+        **figures,
+        "validation_accuracy": result.accuracy,
+        "validation_accuracy_before": result.accuracy_before,
+        "seconds": result.seconds,
+        "seed": result.seed,
+        "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
+        "recipe": json.loads(result.recipe.to_json()),
+        "history": [dataclasses.asdict(stats) for stats in result.history],
+    }
+    write_atomically(folder / "result.json", json.dumps(record, indent=1).encode())
+    write_atomically(folder / "report.txt", result.report().encode())
+    write_atomically(folder / "net.bayz", result.blob)

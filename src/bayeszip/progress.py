@@ -1,0 +1,107 @@
+"""Training as one watches it: where it stands, the parts of the loss, what a file would take now, and the time left."""
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import nn
+
+from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.summary import show_bytes
+from bayeszip.variational import MixturePrior
+
+__all__ = ["TrainingProgress"]
+
+#: Without a terminal a line is printed this many seconds after the last, and at the end of each phase.
+LINE_EVERY = 15.0
+
+
+class TrainingProgress(Watcher):
+    """A bar over all phases with the last epoch's figures below it; plain lines where there is no terminal.
+
+    Use it as a context manager around the training, with the phases that will run.
+    """
+
+    def __init__(self, phases: Sequence[Phase], console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stderr)
+        self._starts = _starts(phases)
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("passed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self._console,
+        )
+        total = sum(phase.epochs for phase in phases)
+        self._task = self._bar.add_task("training", total=total)
+        self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
+        self._plain = not self._console.is_terminal
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> "TrainingProgress":
+        if not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._plain:
+            self._live.stop()
+
+    def on_batch(self, phase: Phase, done: float) -> None:
+        self._bar.update(
+            self._task, completed=self._starts.get(phase.name, 0) + done * phase.epochs, description=phase.name
+        )
+
+    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
+        if not self._plain:
+            self._live.update(Group(self._bar, _table(stats)))
+        elif stats.epoch == stats.epochs or time.monotonic() - self._last_line >= LINE_EVERY:
+            self._console.print(self._line(stats), highlight=False, soft_wrap=True)
+            self._last_line = time.monotonic()
+
+    def _line(self, stats: EpochStats) -> str:
+        task = self._bar.tasks[self._task]
+        left = "" if task.time_remaining is None else f"  {task.time_remaining:.0f} s left"
+        return "  ".join(f"{name} {value}" for name, value in _figures(stats)) + left
+
+
+def _starts(phases: Sequence[Phase]) -> dict[str, int]:
+    starts, total = {}, 0
+    for phase in phases:
+        starts[phase.name] = total
+        total += phase.epochs
+    return starts
+
+
+def _figures(stats: EpochStats) -> list[tuple[str, str]]:
+    figures = [("phase", stats.phase), ("epoch", f"{stats.epoch}/{stats.epochs}"), ("loss", f"{stats.nll:.4f}")]
+    parts = (("divergence", stats.kl), ("mixture", stats.mixture), ("hyper-prior", stats.hyper_prior))
+    figures += [(name, f"{value:.4f}") for name, value in parts if value]
+    if stats.accuracy is not None:
+        figures.append(("validation", f"{100 * stats.accuracy:.2f} %"))
+    if stats.zeros:
+        figures.append(("zeros", f"{100 * stats.zeros:.2f} %"))
+    if stats.bytes is not None:
+        figures.append(("file", show_bytes(stats.bytes)))
+    return figures
+
+
+def _table(stats: EpochStats) -> Any:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    figures = _figures(stats)
+    for name, _ in figures:
+        table.add_column(name, style="cyan", header_style="dim")
+    table.add_row(*(value for _, value in figures))
+    return table

@@ -1,0 +1,249 @@
+"""Recipes: every setting of a compression, by name, from and to JSON; the paper's recipes among them.
+
+>>> recipe("paper-vd+sws").phases[1].tau2
+0.02
+>>> recipe("quick").override("vd.epochs=3").phases[0].epochs
+3
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bayeszip.errors import RecipeError
+from bayeszip.fitting import Phase
+from bayeszip.quantize import Quantization
+from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
+
+__all__ = ["RECIPES", "Coding", "MixtureStart", "Recipe", "recipe", "settings_help"]
+
+
+@dataclass(frozen=True)
+class MixtureStart:
+    """Start and hyper-prior of the mixture; defaults are the paper's (app. A)."""
+
+    components: int = setting(17, "K, the one pinned at zero included", between(1, 2**16))
+    zero_proportion: float = setting(0.999, "π₀, pinned", between(0, 1))
+    hyper_shape: float = setting(1e5, "α of the Gamma hyper-prior on the precisions", at_least(1))
+    hyper_rate: float = setting(10.0, "β of the Gamma hyper-prior on the precisions", positive)
+
+    def __post_init__(self) -> None:
+        check(self, "mixture")
+        if self.components > 1 and not 0 < self.zero_proportion < 1:
+            raise RecipeError(f"mixture.zero_proportion must lie between 0 and 1, not {self.zero_proportion}")
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the quantized network becomes bytes."""
+
+    coder: str = setting("default", "which coder writes the file", choice("default", "context", "csr-huffman"))
+    offset_bits: int = setting(0, "csr-huffman: width of a column offset (0: the smallest file)", between(0, 32))
+
+    def __post_init__(self) -> None:
+        check(self, "coding")
+
+
+_NO_CLOSING = Phase(name="values", epochs=0, noise=False, rate_theta=1e-3, schedule="linear")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what `compress` does, but for the network, the data and the seed."""
+
+    name: str = setting("custom", "what to call it in results")
+    batch_size: int = setting(128, "examples a step, for data that bayeszip loads itself", at_least(1))
+    epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
+    biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
+    start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
+    pretraining: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    mixture: MixtureStart = field(default_factory=MixtureStart)
+    quantization: Quantization = field(default_factory=Quantization)
+    #: Trains the shared values with assignments fixed; 0 epochs: off.
+    closing: Phase = _NO_CLOSING
+    coding: Coding = field(default_factory=Coding)
+
+    def __post_init__(self) -> None:
+        check(self, self.name)
+        names = [phase.name for phase in (*self.pretraining, *self.phases, self.closing)]
+        reserved = {entry.name for entry in dataclasses.fields(self)}
+        doubled = {name for name in names if names.count(name) > 1 or name in reserved}
+        if doubled:
+            raise RecipeError(f"{self.name}: phases need names of their own, not {', '.join(sorted(doubled))}")
+        if self.quantization.assignment == "mixture" and not any(phase.tau2 for phase in self.phases):
+            raise RecipeError(f"{self.name}: no phase trains the mixture (τ₂ > 0); set quantization.assignment=fit")
+
+    def scaled(self) -> "Recipe":
+        """The same with `epochs_scale` applied; a phase that had an epoch keeps at least one."""
+
+        def scale(phase: Phase) -> Phase:
+            epochs = max(1, round(phase.epochs * self.epochs_scale)) if phase.epochs else 0
+            return dataclasses.replace(phase, epochs=epochs)
+
+        return dataclasses.replace(
+            self,
+            epochs_scale=1.0,
+            pretraining=tuple(map(scale, self.pretraining)),
+            phases=tuple(map(scale, self.phases)),
+            closing=scale(self.closing),
+        )
+
+    def override(self, *assignments: str) -> "Recipe":
+        """A copy with settings changed: `batch_size=64`, `vd.epochs=100`, `mixture.components=9`, `all.tau1=2`.
+
+        `NAME.field` is a field of the phase NAME, or of `mixture`, `quantization`, `closing`, `coding`; `all.field`
+        sets it in every phase of the compression.
+
+        Raises:
+            RecipeError: names what is unknown, or what a value must be.
+        """
+        changed = self
+        for assignment in assignments:
+            path, equals, text = assignment.partition("=")
+            if not equals:
+                raise RecipeError(f"write settings as FIELD=VALUE, not {assignment!r}")
+            changed = changed._with(path.strip(), text.strip())
+        return changed
+
+    def _with(self, path: str, text: str) -> "Recipe":
+        owner, _, name = path.rpartition(".")
+        if not owner:
+            return override(self, name, text, self.name)
+        if owner in ("mixture", "quantization", "closing", "coding"):
+            return dataclasses.replace(self, **{owner: override(getattr(self, owner), name, text, owner)})
+        if owner == self.closing.name:
+            return self._with(f"closing.{name}", text)
+        phases = [*self.pretraining, *self.phases]
+        chosen = self.phases if owner == "all" else tuple(phase for phase in phases if phase.name == owner)
+        if not chosen:
+            known = ["all", *(phase.name for phase in phases), "mixture", "quantization", "closing", "coding"]
+            raise RecipeError(f"{self.name} has no part {owner!r}; known: {', '.join(known)}")
+
+        def changed(part: tuple[Phase, ...]) -> tuple[Phase, ...]:
+            return tuple(override(phase, name, text, phase.name) if phase in chosen else phase for phase in part)
+
+        return dataclasses.replace(self, pretraining=changed(self.pretraining), phases=changed(self.phases))
+
+    def summary(self) -> str:
+        """One line: the phases and what follows."""
+        steps = [
+            f"{phase.name} {phase.epochs}" for phase in (*self.pretraining, *self.phases, self.closing) if phase.epochs
+        ]
+        return f"{', '.join(steps)} epochs; shared values by {self.quantization.assignment}"
+
+    def to_json(self) -> str:
+        return json.dumps(to_dict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RecipeError(f"the recipe is not valid JSON: {error}") from error
+        return from_dict(cls, values, "recipe")
+
+
+def recipe(name_or_path: "str | Recipe") -> Recipe:
+    """A recipe by name, or from a JSON file, or as it is.
+
+    Raises:
+        RecipeError: there is no such name or file.
+    """
+    if isinstance(name_or_path, Recipe):
+        return name_or_path
+    if name_or_path in RECIPES:
+        return RECIPES[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.exists():
+        try:
+            return Recipe.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"can't read the recipe {name_or_path}: {error}") from error
+    raise RecipeError(f"there is no recipe {name_or_path!r}; known: {', '.join(RECIPES)}, or a path to a JSON file")
+
+
+def settings_help() -> list[tuple[str, str]]:
+    """Every setting as `--set` names it, with its default and what it means."""
+    parts: list[tuple[str, type[Any]]] = [
+        ("", Recipe),
+        ("PHASE.", Phase),
+        ("mixture.", MixtureStart),
+        ("quantization.", Quantization),
+        ("coding.", Coding),
+    ]
+    return [
+        (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{entry.default}]")
+        for prefix, part in parts
+        for entry in dataclasses.fields(part)
+        if entry.metadata
+    ]
+
+
+def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes}
+
+
+#: Pretraining with an ℓ₂ penalty, for built-in networks that come without weights.
+_L2 = Phase(name="l2", epochs=60, noise=False, weight_decay=1e-5, rate_theta=1e-3, schedule="cosine")
+_PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
+_PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
+_PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
+
+#: The paper's three ways, exactly as app. A and B give them, `l2`, and ours.
+RECIPES: dict[str, Recipe] = _named(
+    [
+        Recipe(
+            name="quick",
+            batch_size=256,
+            pretraining=(dataclasses.replace(_L2, epochs=20, rate_theta=2e-3),),
+            phases=(
+                Phase(
+                    name="vd",
+                    epochs=100,
+                    tau1=1.0,
+                    tau1_ramp=0.3,
+                    rate_theta=2e-3,
+                    rate_log_sigma2=1e-3,
+                    schedule="linear",
+                    compact_every=5,
+                ),
+                Phase(
+                    name="vd+sws",
+                    epochs=40,
+                    tau1=1.0,
+                    tau2=2e-2,
+                    reseed=True,
+                    std_first=0.01,
+                    std_last=0.003,
+                    rate_theta=5e-4,
+                    rate_log_sigma2=5e-4,
+                    rate_means=5e-4,
+                    schedule="linear",
+                    compact_every=5,
+                ),
+            ),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            closing=dataclasses.replace(_NO_CLOSING, epochs=10),
+        ),
+        Recipe(
+            name="vd+sws",
+            pretraining=(_L2,),
+            phases=(_PAPER_VD, _PAPER_VD_SWS),
+            quantization=Quantization(codebook_bits=16),
+        ),
+        Recipe(name="paper-vd+sws", pretraining=(_L2,), phases=(_PAPER_VD, _PAPER_VD_SWS)),
+        Recipe(
+            name="paper-vd",
+            pretraining=(_L2,),
+            phases=(_PAPER_VD,),
+            quantization=Quantization(assignment="fit", prune_rate=0.95, components=64),
+        ),
+        Recipe(name="paper-sws", pretraining=(_L2,), phases=(_PAPER_SWS,)),
+        # Pretraining alone: what is left of it is fitted and coded, nothing is pruned.
+        Recipe(name="l2", pretraining=(_L2,), quantization=Quantization(assignment="fit")),
+    ]
+)

@@ -1,0 +1,89 @@
+"""Tables in plain words: facts about a result, and where the bytes of a file are."""
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from bayeszip.codec import Description
+
+__all__ = ["as_text", "description_dict", "facts_table", "show_bytes", "tensors_table"]
+
+
+def show_bytes(count: int) -> str:
+    """
+    >>> show_bytes(987), show_bytes(4096), show_bytes(12_345_678)
+    ('987 B', '4,096 B', '12.3 MB')
+    """
+    return f"{count:,} B" if count < 100_000 else f"{count / 1e6:.1f} MB"
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names and values in two columns."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def tensors_table(description: Description) -> Table:
+    """A row for each tensor and each other part of the file; the last column adds up to the file's size."""
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+    table.add_column("tensor", footer="the whole file")
+    table.add_column("shape")
+    table.add_column("not zero", justify="right")
+    table.add_column("values", justify="right")
+    table.add_column("bits/weight", justify="right")
+    table.add_column("bytes", justify="right", footer=f"{description.bytes:,}")
+    for tensor in description.tensors:
+        table.add_row(
+            tensor.name,
+            "×".join(map(str, tensor.shape)) or "scalar",
+            f"{tensor.nonzero:,}",
+            f"{tensor.symbols:,}" if tensor.kind == "quantized" else tensor.kind,
+            f"{tensor.bits_per_weight:.3f}",
+            f"{tensor.bytes:,}",
+        )
+    for name, count in description.parts.items():
+        table.add_row(name, "", "", "", "", f"{count:,}", style="dim")
+    return table
+
+
+def description_dict(description: Description) -> dict[str, Any]:
+    """What `tensors_table` shows, for JSON."""
+    return {
+        "bytes": description.bytes,
+        "version": description.version,
+        "coder": description.coder,
+        "options": dict(description.options),
+        "original_parameters": description.original_parameters,
+        "parts": dict(description.parts),
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "kind": tensor.kind,
+                "size": tensor.size,
+                "nonzero": tensor.nonzero,
+                "symbols": tensor.symbols,
+                "bytes": tensor.bytes,
+                "bits_per_weight": tensor.bits_per_weight,
+                "parts": dict(tensor.parts),
+            }
+            for tensor in description.tensors
+        ],
+    }
+
+
+def as_text(*tables: RenderableType, width: int = 110) -> str:
+    """Tables as plain text."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for table in tables:
+        console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
