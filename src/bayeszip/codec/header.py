@@ -248,7 +248,7 @@ class _Narrow:
     def read(self, source: Reader) -> bytes:
         if self.count > MOST_NARROW:
             raise InvalidField(
-                f"a codebook has {self.count} floats of few bits, at most {MOST_NARROW} may be stored so"
+                f"a codebook has {self.count} floats of few bits, more than {MOST_NARROW}"
             )
         widths = source.take(3, "codebook")
         if widths[0] > 23 or widths[1] > 8:

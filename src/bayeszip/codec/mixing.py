@@ -17,13 +17,13 @@ from bayeszip.codec.rangecoder import code_bit
 __all__ = ["Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
-_CELL_WEIGHTS = (63800, 5492, 2063, 8653, 29385, 4378, 37249, 3453, 0, 8534)
-_VALUE_WEIGHTS = (15055, 0, 3557, 8000, 12355, 11440)
+_CELL_WEIGHTS = (63800, 13378, 4924, 704, 22070, 598, 49835, 5640, 14420, 20279)
+_VALUE_WEIGHTS = (9000, 5000, 1000, 13000, 10000, 4000)
 _FLAG_WEIGHTS = (20000, 20000, 20000, 20000, 20000)
-_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 8, 32, 100
+_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 7, 20, 120
 _MOST = 1 << 20
 #: assumed evidence, in 1/16 of a count: for the tensor, its rows, its columns, and the other contexts
-_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR, _CONTEXT_PRIOR = 58, 238, 106, 67
+_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR, _CONTEXT_PRIOR = 83, 355, 456, 63
 _VALUE_PRIOR = _FLAG_PRIOR = 8
 
 # Where the contexts of a cell keep their evidence; rows and columns follow.

@@ -1,0 +1,114 @@
+"""The format as it is promised: golden files, the written page, and a second decoder."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import second_decoder
+from codec_models import compressed_models
+from hypothesis import given, settings
+
+from bayeszip.codec import CODERS, decode, describe, encode
+from bayeszip.operators import OPERATORS
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+MANIFEST = json.loads((GOLDEN / "v1" / "manifest.json").read_text())
+
+
+def _digest(model: CompressedModel) -> str:
+    specification = importlib.util.spec_from_file_location("golden_build", GOLDEN / "build.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.digest(model)
+
+
+@pytest.mark.parametrize("name", sorted(MANIFEST))
+def test_golden_files_decode_bit_for_bit(name):
+    expected = MANIFEST[name]
+    blob = (GOLDEN / "v1" / name).read_bytes()
+    model = decode(blob)
+    assert _digest(model) == expected["digest"]
+    assert encode(model, coder=expected["coder"], **expected["options"]) == blob
+    assert (describe(blob).coder, describe(blob).options) == (expected["coder"], expected["options"])
+
+
+def test_no_golden_file_is_missing():
+    assert {path.name for path in (GOLDEN / "v1").glob("*.bayz")} == set(MANIFEST)
+    assert len(MANIFEST) >= 20
+
+
+def agrees(blob: bytes, model: CompressedModel) -> None:
+    """The second decoder reads the same as the first."""
+    other = second_decoder.read(blob)
+    assert list(other["tensors"]) == list(model.tensors)
+    for name, tensor in model.tensors.items():
+        shape, kind, elements = other["tensors"][name]
+        assert shape == tensor.shape
+        if isinstance(tensor, QuantizedTensor):
+            assert kind == tensor.codebook.tobytes()
+            assert elements == tensor.symbols.reshape(-1).tolist()
+        else:
+            assert kind == tensor.dtype
+            words = np.frombuffer(tensor.values.tobytes(), dtype=f"<u{tensor.values.dtype.itemsize}")
+            assert elements == words.tolist()
+    assert other["original"] == model.original_parameters
+    if model.graph is None:
+        assert other["nodes"] is None
+        return
+    for (op, _, _, attributes), node in zip(other["nodes"], model.graph.nodes, strict=True):
+        assert op == node.op
+        assert OPERATORS[op].defaults() | attributes == node.attributes
+    inputs, outputs = other["ends"] or (1, [len(model.graph.nodes)])
+    assert (inputs, tuple(outputs)) == (model.graph.inputs, model.graph.outputs)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(MANIFEST) if "lenet" not in name and "large" not in name])
+def test_the_second_decoder_agrees_on_golden_files(name):
+    blob = (GOLDEN / "v1" / name).read_bytes()
+    agrees(blob, decode(blob))
+
+
+@pytest.mark.parametrize("coder", CODERS)
+@settings(deadline=None, max_examples=60)
+@given(model=compressed_models())
+def test_the_second_decoder_agrees_on_any_model(coder, model):
+    agrees(encode(model, coder=coder), model)
+
+
+def test_the_example_on_the_page_is_real():
+    page = (ROOT / "docs" / "format.md").read_text()
+    written = [bytes.fromhex(block) for block in re.findall(r"```hex\n(.*?)\n```", page, re.DOTALL)]
+    codebook = np.array([0, 0.5, -0.5], dtype=np.float32)
+    weight = QuantizedTensor(np.array([[0, 1, 0, 0], [0, 0, 0, 0], [2, 1, 0, 1]]), codebook)
+    bias = QuantizedTensor(np.array([0, 0, 2]), codebook)
+    graph = Graph(1, (Node("linear", (0,), ("fc.weight", "fc.bias")), Node("relu", (1,))), (2,))
+    model = CompressedModel({"fc.weight": weight, "fc.bias": bias}, graph)
+    assert written == [encode(model, coder=coder) for coder in ("csr-huffman", "context")]
+    by_byte = page.split("| bytes | meaning |")[1].split("The payload's bits")[0]
+    cells = [row.split("|")[1] for row in by_byte.splitlines() if row.startswith("| `")]
+    assert bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", "".join(cells)))) == written[0]
+    by_bit = page.split("| bits | meaning |")[1].split("So `fc.weight`")[0]
+    cells = [row.split("|")[1] for row in by_bit.splitlines() if row.startswith("| `")]
+    bits = "".join(re.findall("`([01]+)`", "".join(cells)))
+    assert int(bits, 2).to_bytes(len(bits) // 8, "big") == written[0][25:-4]
+
+
+def test_the_numbers_on_the_page_are_those_of_the_second_decoder():
+    page = (ROOT / "docs" / "format.md").read_text()
+    rows = dict(re.findall(r"^\| ([A-Z]+_[A-Z]+) \| ([0-9, ]+) \|$", page, re.MULTILINE))
+    numbers = {name: tuple(map(int, values.split(","))) for name, values in rows.items()}
+    assert numbers.pop("CELL_PRIORS") == second_decoder.PRIORS
+    for name, (weights, rate) in {
+        "CELL": second_decoder.CELLS,
+        "VALUE": second_decoder.VALUES,
+        "FLAG": second_decoder.FLAGS,
+        "RAW": second_decoder.RAW,
+    }.items():
+        assert numbers.pop(f"{name}_WEIGHTS") == weights
+        assert numbers.pop(f"{name}_RATE") == (rate,)
+    assert not numbers

@@ -1,0 +1,95 @@
+"""Writes the golden files of the current format version, once. Files that exist are never touched.
+
+python tests/golden/build.py
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bayeszip.codec import decode, encode
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+
+HERE = Path(__file__).parent
+NETWORKS = HERE.parent.parent / "benchmarks" / "networks"
+GAUSS = np.random.default_rng(20261115)
+CODEBOOK = np.array([0, -0.5, 0.75, 0.125, -1.5], dtype=np.float32)
+
+
+def digest(model: CompressedModel) -> str:
+    """What a model is, in every bit, as a hash that doesn't depend on how it is coded."""
+    sha = hashlib.sha256()
+    for name, tensor in model.tensors.items():
+        values = tensor.symbols.astype("<u2") if isinstance(tensor, QuantizedTensor) else tensor.values
+        kind = tensor.codebook.tobytes() if isinstance(tensor, QuantizedTensor) else tensor.dtype
+        sha.update(repr((name, tensor.shape, kind)).encode() + values.tobytes())
+    graph = model.graph
+    nodes = [(n.op, n.inputs, n.tensors, sorted(n.attributes.items())) for n in graph.nodes] if graph else None
+    sha.update(repr((nodes, (graph.inputs, graph.outputs) if graph else None, model.original_parameters)).encode())
+    return sha.hexdigest()
+
+
+def quantized(shape: tuple[int, ...], density: float, codebook: np.ndarray = CODEBOOK) -> QuantizedTensor:
+    symbols = GAUSS.integers(1, codebook.size, shape) * (GAUSS.random(shape) < density)
+    return QuantizedTensor(symbols, codebook)
+
+
+def models() -> dict[str, CompressedModel]:
+    raw = {}
+    for dtype, held in RAW_DTYPES.items():
+        values = (GAUSS.normal(size=(5, 130)) * 50).astype("<f8" if held.kind == "f" else "<i8")
+        raw[f"{dtype}.weight"] = RawTensor((values > 0) if dtype == "bool" else values.astype(held), dtype)
+        raw[f"{dtype}.scalar"] = RawTensor(np.ones((), dtype=held), dtype)
+        raw[f"{dtype}.empty"] = RawTensor(np.zeros((3, 0, 2), dtype=held), dtype)
+    convolution = Graph(
+        2,
+        (
+            Node("conv2d", (1,), ("a.weight", None), {"stride": (2, 1), "padding_mode": "circular", "groups": 2}),
+            Node("max_pool2d", (2,), (), {"ceil_mode": True, "kernel_size": (3, 3)}),
+            Node("relu", (0,)),
+        ),
+        (3, 4),
+    )
+    norm = {
+        name: RawTensor(GAUSS.random(8).astype("<f4"), "float32")
+        for name in ("weight", "bias", "running_mean", "running_var")
+    }
+    return {
+        "empty": CompressedModel({}),
+        "tiny": CompressedModel({"w": quantized((), 1.0)}, None, 7),
+        "raw": CompressedModel(raw),
+        "convolution": CompressedModel(
+            {"a.weight": quantized((6, 4, 3, 3), 0.4), "ä/🙂": quantized((9,), 0.5)}, convolution
+        ),
+        "norm": CompressedModel(
+            {f"bn1.{name}": tensor for name, tensor in norm.items()}
+            | {"bn1.num_batches_tracked": RawTensor(np.array(977), "int64")}
+        ),
+        "large": CompressedModel({"w": quantized((900, 700), 0.004), "v": quantized((2**19 + 9,), 0.002)}),
+        "alphabet": CompressedModel({"w": quantized((40, 30), 0.7, np.arange(700, dtype=np.float32) / 7)}),
+        "few": CompressedModel({"w": quantized((64, 64), 0.1, CODEBOOK[:2]), "z": quantized((9, 9), 0.0)}),
+    } | {path.stem: decode(path.read_bytes()) for path in sorted(NETWORKS.glob("*.bayz"))}  # fmt: skip
+
+
+def main() -> None:
+    folder = HERE / "v1"
+    manifest_path = folder / "manifest.json"
+    manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
+    for name, model in models().items():
+        for label, coder, options in (
+            ("context", "context", {}),
+            ("csr", "csr-huffman", {}),
+            ("csr5", "csr-huffman", {"offset_bits": 5}),
+        ):
+            path = folder / f"{name}.{label}.bayz"
+            if path.exists() or (label == "csr5" and name != "convolution"):
+                continue
+            path.write_bytes(encode(model, coder=coder, **options))
+            manifest[path.name] = {"coder": coder, "options": options, "digest": digest(model)}
+    manifest_path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
