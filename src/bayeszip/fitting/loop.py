@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.errors import DataError, TrainingError
+from bayeszip.errors import DataError, RecipeError, TrainingError
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
 from bayeszip.variational.compaction import compact, expand
@@ -103,11 +103,14 @@ def fit(
         watcher: told of batches and epochs.
 
     Raises:
+        RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
         TrainingError: the loss is not finite; names the phase and the epoch.
     """
     device = next(network.parameters()).device
     n_weights = sum(weight.theta.numel() for weight in variational_weights(network))
     run = _Run(network, batches, n_data, prior, teacher, loss, validation, watcher or Watcher(), device, n_weights)
+    for phase in phases:
+        _check_needs(phase, run)
     try:
         for phase in phases:
             _fit_phase(run, phase)
@@ -115,6 +118,15 @@ def fit(
         # Whatever ends the training, the caller gets the network's own shapes back.
         expand(network)
         network.eval()
+
+
+def _check_needs(phase: Phase, run: _Run) -> None:
+    if (phase.tau1 or phase.tau2) and not run.n_weights:
+        raise RecipeError(f"{phase.name}: τ₁ and τ₂ weigh priors on Gaussian weights; this network has none")
+    if phase.tau2 and run.prior is None:
+        raise RecipeError(f"{phase.name}: τ₂ weighs a mixture prior; there is none")
+    if phase.distillation and run.teacher is None:
+        raise RecipeError(f"{phase.name}: distillation needs the pretrained network as a teacher")
 
 
 def _fit_phase(run: _Run, phase: Phase) -> None:

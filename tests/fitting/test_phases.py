@@ -1,0 +1,36 @@
+"""A phase's defaults are the paper's; contradictions are refused."""
+
+import dataclasses
+
+import pytest
+
+from bayeszip.errors import RecipeError
+from bayeszip.fitting import Phase
+
+
+def test_rates_are_table_3s():
+    phase = Phase()
+    rates = (phase.rate_theta, phase.rate_log_sigma2, phase.rate_means, phase.rate_log_precisions)
+    assert (*rates, phase.rate_log_proportions) == (5e-5, 1e-4, 1e-4, 1e-4, 3e-3)
+
+
+def test_every_field_is_documented():
+    assert all(field.metadata["doc"] for field in dataclasses.fields(Phase))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": -1}, "p.epochs must be at least 0, not -1"),
+        ({"tau1": -0.1}, "p.tau1 must be at least 0"),
+        ({"tau1": float("nan")}, "p.tau1 must be finite"),
+        ({"tau1_ramp": 1.5}, "p.tau1_ramp must be between 0 and 1, not 1.5"),
+        ({"schedule": "steps"}, "p.schedule must be one of constant, linear, cosine, not 'steps'"),
+        ({"std_first": 0.1}, "p: give both std_first and std_last, or neither"),
+        ({"noise": False, "tau1": 1.0}, "p: τ₁ weighs the posterior's divergence, which needs noise=true"),
+        ({"epochs": 1.5}, "p.epochs must be of type int"),
+    ],
+)
+def test_what_is_refused(values, message):
+    with pytest.raises(RecipeError, match=message):
+        Phase(name="p", **values)

@@ -1,0 +1,101 @@
+"""Shared values: the gradient against autograd through a gather, and training with assignments fixed."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bayeszip.fitting import Phase, fit
+from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.tensors import QuantizedTensor
+
+CODEBOOK = np.array([0, -0.7, -0.2, 0.3, 0.9, 1.7], np.float32)
+
+
+def quantized(*shape: int, seed: int = 0, symbols: int = 5) -> QuantizedTensor:
+    """Symbol 5 is in the codebook and never used."""
+    return QuantizedTensor(np.random.default_rng(seed).integers(0, symbols, shape), CODEBOOK)
+
+
+def build() -> tuple[nn.Sequential, dict[str, QuantizedTensor]]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    return network, {"0.weight": quantized(5, 6), "3.weight": quantized(3, 5, seed=1), "0.bias": quantized(5, seed=2)}
+
+
+def test_output_and_gradient_are_those_of_a_gather():
+    network, tensors = build()
+    shared = SharedValues(network, tensors)
+    inputs, targets = torch.randn(16, 6), torch.randint(3, (16,))
+    output = shared(inputs)
+    F.cross_entropy(output, targets).backward()
+
+    values = torch.tensor(CODEBOOK[1:], requires_grad=True)
+    full = torch.cat([torch.zeros(1), values])
+    weights = {name: full[torch.from_numpy(t.symbols.astype(np.int64))] for name, t in tensors.items()}
+    expected = torch.func.functional_call(network, weights, (inputs,))
+    torch.testing.assert_close(output, expected)
+    F.cross_entropy(expected, targets).backward()
+    torch.testing.assert_close(shared.values.grad, values.grad, rtol=1e-5, atol=1e-7)
+    assert shared.values.grad[4] == 0
+
+
+def test_gradient_against_finite_differences():
+    network, tensors = build()
+    network.double().eval()
+    shared = SharedValues(network, tensors)
+    shared.values.data = shared.values.data.double()
+    inputs, targets = torch.randn(16, 6).double(), torch.randint(3, (16,))
+
+    def loss(values: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(shared, {"values": values}, (inputs,)), targets)
+
+    assert torch.autograd.gradcheck(loss, (shared.values,))
+
+
+def test_parameters_are_the_values_and_what_was_not_quantized():
+    network, tensors = build()
+    shared = SharedValues(network, tensors)
+    ids = {id(p) for p in shared.parameters()}
+    others = {id(p) for name, p in network.named_parameters() if name not in tensors}
+    assert ids == others | {id(shared.values)}
+
+
+def test_fit_moves_values_and_keeps_assignments():
+    network, tensors = build()
+    shared = SharedValues(network, tensors)
+    inputs = torch.randn(64, 6)
+    targets = (inputs[:, 0] > 0).long()
+    before = F.cross_entropy(shared.eval()(inputs), targets).item()
+    phase = Phase(name="values", epochs=40, noise=False, rate_theta=1e-2)
+    fit(shared, [(inputs, targets)], (phase,), n_data=64)
+    assert F.cross_entropy(shared(inputs), targets).item() < 0.8 * before
+    assert not network.training
+    codebook = shared.codebook()
+    assert codebook.dtype == np.float32
+    assert codebook[0] == 0
+    assert codebook[5] == CODEBOOK[5]
+    assert (codebook[1:5] != CODEBOOK[1:5]).all()
+
+
+def test_a_tied_weight_is_one_tensor():
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    network[1].weight = network[0].weight
+    tensor = quantized(4, 4)
+    shared = SharedValues(network, {"0.weight": tensor})
+    weight = torch.from_numpy(tensor.dequantize())
+    inputs = torch.randn(2, 4)
+    torch.testing.assert_close(shared(inputs), inputs @ weight.T @ weight.T)
+
+
+@pytest.mark.parametrize("symbols", [1, 2])
+def test_all_zero_and_one_value(symbols):
+    network = nn.Linear(4, 3, bias=False)
+    tensor = quantized(3, 4, symbols=symbols)
+    shared = SharedValues(network, {"weight": tensor})
+    inputs = torch.randn(2, 4)
+    shared(inputs).sum().backward()
+    expected = (inputs.sum(0) * torch.from_numpy((tensor.symbols == 1).astype(np.float32))).sum()
+    assert shared.values.grad[0].item() == pytest.approx(expected.item(), abs=1e-5)
+    assert (shared.values.grad[1:] == 0).all()
