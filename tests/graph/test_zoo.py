@@ -1,15 +1,20 @@
 """A zoo of architectures with planted dead and constant units: they go, outputs stay, and what loads is a module."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayeszip import codec
 from bayeszip.graph import load_into, to_module
+from bayeszip.graph.onnx import to_onnx
 
 
 @dataclass
@@ -631,3 +636,62 @@ def test_loading_into_the_class(case, compress, shrink):
 
 def _listed(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def test_the_onnx_file_computes_the_same(case, compress, shrink):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+    session = runtime.InferenceSession(to_onnx(shrunk))
+    names = [each.name for each in session.get_inputs()]
+    for batch in (1, 5):
+        inputs = [each[:1].expand(batch, *each.shape[1:]).contiguous() for each in case.inputs]
+        found = session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
+        for one, other in zip(_listed(to_module(shrunk)(*inputs)), found, strict=True):
+            expected = one.detach().numpy()
+            assert np.abs(expected - other).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+
+
+LOADER = """
+import sys
+import numpy as np
+from bayeszip import codec
+from bayeszip.graph import to_module
+import torch
+for folder in sys.argv[1:]:
+    with open(f"{folder}/net.bayz", "rb") as file:
+        net = to_module(codec.decode(file.read()))
+    inputs = [torch.from_numpy(each) for each in np.load(f"{folder}/inputs.npz").values()]
+    result = net(*inputs)
+    results = [result] if isinstance(result, torch.Tensor) else result
+    np.savez(f"{folder}/outputs.npz", *(each.detach().numpy() for each in results))
+"""
+
+
+def test_all_load_in_a_fresh_process_without_their_classes(compress, shrink, tmp_path):
+    for name, build in ZOO.items():
+        torch.manual_seed(7)
+        case = build()
+        shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net.bayz").write_bytes(codec.encode(shrunk))
+        np.savez(tmp_path / name / "inputs.npz", *(each.numpy() for each in case.inputs))
+        expected = [each.detach().numpy() for each in _listed(to_module(shrunk)(*case.inputs))]
+        np.savez(tmp_path / name / "expected.npz", *expected)
+    folders = [str(tmp_path / name) for name in ZOO]
+    subprocess.run([sys.executable, "-c", LOADER, *folders], check=True, cwd=tmp_path)
+    for name in ZOO:
+        outputs, expected = (np.load(tmp_path / name / f"{which}.npz") for which in ("outputs", "expected"))
+        assert outputs.files == expected.files
+        for each in outputs.files:
+            np.testing.assert_allclose(outputs[each], expected[each], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "transformer", "siamese"])
+def test_the_module_compiles(name, compress, shrink):
+    torch.manual_seed(7)
+    case = ZOO[name]()
+    module = to_module(shrink(compress(case.net, *case.inputs), *case.inputs))
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for one, other in zip(_listed(compiled(*case.inputs)), _listed(module(*case.inputs)), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)

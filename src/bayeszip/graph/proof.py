@@ -110,7 +110,7 @@ def _difference(networks: Sequence[Network], inputs: tuple[Tensor, ...]) -> floa
 def outputs_of(result: object) -> list[Tensor]:
     """The tensors a network returned, however it holds them."""
     if isinstance(result, Tensor):
-        return [result]
+        return [result.detach()]
     if isinstance(result, dict):
         return [tensor for each in result.values() for tensor in outputs_of(each)]
     if isinstance(result, list | tuple):

@@ -1,5 +1,6 @@
 """Normalization: batch and instance norm channel by channel, group norm group by group, layer norm over all."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,6 +44,12 @@ class _ChannelNorm(Rule):
 
 class InstanceNorm(_ChannelNorm):
     """Each channel of each sample by its own mean and variance."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        shape = super().shape(node, inputs, tensors)
+        if math.prod(shape[2:]) < 2:
+            raise ModelError(f"{node.op}: a value of shape {shape} has nothing to normalize over")
+        return shape
 
 
 class BatchNorm(_ChannelNorm):
