@@ -94,7 +94,9 @@ def _parse(kind: type, text: str, where: str) -> Any:
 def _value_from(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return from_dict(kind, value, where)
-    if typing.get_origin(kind) is tuple and not isinstance(value, str) and hasattr(value, "__iter__"):
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise RecipeError(f"{where} must be a list of settings, not {value!r}")
         item = typing.get_args(kind)[0]
         return tuple(_value_from(item, part, f"{where}[{index}]") for index, part in enumerate(value))
     if isinstance(kind, types.UnionType) and value is not None:

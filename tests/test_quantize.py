@@ -1,0 +1,176 @@
+"""Quantization: argmax responsibility by brute force, the threshold, fitted mixtures, merging, the codebook."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayeszip.errors import ModelError, RecipeError
+from bayeszip.posterior import GaussianTensor, Mixture, Posterior
+from bayeszip.quantize import Quantization, fit_mixture, quantize, round_codebook
+
+
+def posterior(theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: Mixture | None = None) -> Posterior:
+    theta = np.asarray(theta, np.float32)
+    variance = np.broadcast_to(np.asarray(log_sigma2, np.float32), theta.shape)
+    return Posterior({"w": GaussianTensor(theta, variance)}, mixture)
+
+
+def mixture(means: list[float], deviations: list[float], proportions: list[float]) -> Mixture:
+    return Mixture(np.array(means), -2 * np.log(deviations), np.log(proportions))
+
+
+def brute_force(theta: float, prior: Mixture) -> float:
+    """The mean of the component with the largest π N(θ | μ, λ⁻¹)."""
+    joint = []
+    for mean, log_precision, log_proportion in zip(
+        prior.means, prior.log_precisions, prior.log_proportions, strict=True
+    ):
+        deviation = math.exp(-0.5 * log_precision)
+        joint.append(log_proportion - math.log(deviation) - 0.5 * ((theta - mean) / deviation) ** 2)
+    return prior.means[int(np.argmax(joint))]
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=30)
+def test_each_weight_takes_the_mean_of_its_most_responsible_component(seed):
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(1, 18))
+    prior = mixture([0.0, *rng.normal(0, 0.3, k)], rng.uniform(0.01, 0.2, k + 1), rng.dirichlet(np.ones(k + 1)))
+    theta = rng.normal(0, 0.4, (7, 11)).astype(np.float32)
+    tensor = quantize(posterior(theta, mixture=prior), Quantization())["w"]
+    expected = np.array([brute_force(float(t), prior) for t in theta.ravel()], np.float32).reshape(theta.shape)
+    np.testing.assert_array_equal(tensor.dequantize(), expected)
+
+
+def test_the_codebook_is_sorted_after_zero_and_shared_by_all_tensors():
+    prior = mixture([0.0, 0.5, -0.3, 0.1, 9.0], [0.05] * 5, [0.6, 0.1, 0.1, 0.1, 0.1])
+    weights = {
+        "a": GaussianTensor(np.array([0.5, 0.0], np.float32), np.full(2, -9.0, np.float32)),
+        "b": GaussianTensor(np.array([[-0.3], [0.1]], np.float32), np.full((2, 1), -9.0, np.float32)),
+    }
+    tensors = quantize(Posterior(weights, prior), Quantization())
+    expected = np.array([0, -0.3, 0.1, 0.5], np.float32)  # nobody chose 9
+    for tensor in tensors.values():
+        np.testing.assert_array_equal(tensor.codebook, expected)
+    assert tensors["a"].symbols.tolist() == [3, 0]
+    assert tensors["b"].symbols.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(("log_alpha", "kept"), [(math.log(19) - 1e-3, True), (math.log(19) + 1e-3, False)])
+def test_variational_dropout_prunes_at_the_papers_threshold(log_alpha, kept):
+    theta = np.array([0.2, -0.2, 0.9], np.float32)
+    log_sigma2 = np.array([log_alpha + 2 * math.log(0.2)] * 2 + [-20], np.float32)
+    tensor = quantize(posterior(theta, log_sigma2), Quantization(assignment="fit", prune_rate=0.95))["w"]
+    np.testing.assert_allclose(tensor.dequantize(), theta * [kept, kept, 1], rtol=1e-6)
+
+
+def test_pruning_goes_with_a_mixture_too_and_exact_zeros_stay():
+    prior = mixture([0.0, 0.5], [0.01, 0.2], [0.01, 0.99])
+    theta = np.array([0.5, 0.5, 0.0], np.float32)
+    tensor = quantize(posterior(theta, [-20, 5, -20], prior), Quantization(prune_rate=0.95))["w"]
+    assert tensor.dequantize().tolist() == [0.5, 0.0, 0.0]
+
+
+def test_a_mixture_is_needed_for_assignment_by_it():
+    with pytest.raises(ModelError, match="use assignment=fit"):
+        quantize(posterior(np.ones(3)), Quantization())
+
+
+def test_components_that_coincide_merge():
+    prior = mixture([0.0, 0.3, 0.3, 0.31, 0.005], [0.02] * 5, [0.5, 0.1, 0.1, 0.2, 0.1])
+    theta = np.array([0.3, 0.31, 0.0, 0.005, 0.31], np.float32)
+    apart = quantize(posterior(theta, mixture=prior), Quantization())["w"]
+    assert sorted(apart.codebook.tolist()) == pytest.approx([0, 0.31])  # 0.3 is outvoted by 0.31 everywhere here
+    merged = quantize(posterior(theta, mixture=prior), Quantization(merge_within=1.0))["w"]
+    # 0.005 joins the pinned zero; 0.3, 0.3 and 0.31 meet at their mean by proportion.
+    assert merged.codebook.tolist() == pytest.approx([0, (0.1 * 0.3 + 0.1 * 0.3 + 0.2 * 0.31) / 0.4])
+    assert merged.symbols.tolist() == [1, 1, 0, 0, 1]
+
+
+def test_merging_keeps_components_below_and_above_zero_apart():
+    prior = mixture([0.0, -0.5, -0.51, 0.5, 0.2], [0.02] * 5, [0.2] * 5)
+    theta = np.array([-0.5, 0.0, 0.2, 0.5], np.float32)
+    tensor = quantize(posterior(theta, mixture=prior), Quantization(merge_within=1.0))["w"]
+    assert tensor.codebook.tolist() == pytest.approx([0, -0.505, 0.2, 0.5])
+    assert tensor.symbols.tolist() == [1, 0, 2, 3]
+
+
+def test_half_precision_rounds_saturates_and_joins_equals():
+    rounded = round_codebook(np.array([0.1, 1e6, -1e6, 1e-9]), 16)
+    assert rounded.dtype == np.float32
+    np.testing.assert_array_equal(rounded, np.array([0.1, 65504, -65504, 0], np.float16).astype(np.float32))
+    theta = np.array([0.1, 0.09999, 1e-9, 0.5], np.float32)
+    tensor = quantize(posterior(theta), Quantization(assignment="fit", codebook_bits=16))["w"]
+    assert tensor.codebook.tolist() == [0, float(np.float16(0.1)), 0.5]
+    assert tensor.symbols.tolist() == [1, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], [0.0]),
+        ([0.25] * 9, [0.25]),
+        ([0.25, -1e-3, 0.25], [-1e-3, 0.25]),
+        ([3.0, 1.0, 2.0, 2.0], [1.0, 2.0, 3.0]),
+    ],
+)
+def test_fewer_distinct_values_than_components(values, expected):
+    fitted = fit_mixture(np.array(values, np.float32), 64)
+    assert fitted.means.tolist() == pytest.approx(expected)
+    assert np.exp(fitted.log_proportions).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e4])
+def test_modes_stay_apart_whatever_their_scale(scale):
+    """Two modes at ±scale with a spread of a fiftieth: a variance floor that is not relative would join small ones."""
+    rng = np.random.default_rng(0)
+    values = scale * np.concatenate([rng.normal(-1, 0.02, 500), rng.normal(1, 0.02, 500)])
+    fitted = fit_mixture(values.astype(np.float32), 2)
+    assert fitted.means.tolist() == pytest.approx([-scale, scale], rel=0.01)
+    assert np.exp(-0.5 * fitted.log_precisions).tolist() == pytest.approx([0.02 * scale] * 2, rel=0.1)
+
+
+def test_sixty_four_components_follow_the_weights():
+    values = np.random.default_rng(0).normal(0, 0.05, 5000).astype(np.float32)
+    tensor = quantize(posterior(values), Quantization(assignment="fit"))["w"]
+    assert 32 < len(tensor.codebook) <= 65
+    assert np.abs(tensor.dequantize() - values).mean() < 0.05 * 0.05
+
+
+def test_an_outlier_keeps_its_value_and_leaves_the_others_theirs():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(0, 0.05, 4000), [40.0]]).astype(np.float32)
+    tensor = quantize(posterior(values), Quantization(assignment="fit", components=16))["w"]
+    decoded = tensor.dequantize()
+    assert decoded[-1] == pytest.approx(40, rel=1e-3)
+    assert np.abs(decoded[:-1] - values[:-1]).mean() < 0.2 * 0.05
+
+
+def test_more_values_than_are_fitted_to():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.choice([-0.3, 0.1, 0.4], 200_000) + rng.normal(0, 0.004, 200_000), [5.0]])
+    fitted = fit_mixture(values.astype(np.float32), 4, iterations=20)
+    assert fitted.means.tolist() == pytest.approx([-0.3, 0.1, 0.4, 5.0], abs=0.01)
+
+
+def test_everything_pruned_is_all_zeros():
+    tensor = quantize(posterior(np.full((3, 2), 0.1), 5.0), Quantization(assignment="fit", prune_rate=0.95))["w"]
+    assert tensor.codebook.tolist() == [0]
+    assert tensor.nonzero == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"codebook_bits": 24}, "codebook_bits must be 16 or 32"),
+        ({"assignment": "nearest"}, "assignment must be one of mixture, fit"),
+        ({"prune_rate": 0.2}, "prune_rate must be between 0.5 and 1"),
+        ({"components": 0}, "components must be between 1 and 65535"),
+    ],
+)
+def test_settings_that_are_refused(values, message):
+    with pytest.raises(RecipeError, match=message):
+        Quantization(**values)
