@@ -95,12 +95,13 @@ def test_damaged_files_have_named_errors(damage, error):
 
 @ALL_CODERS
 def test_limits_hold_before_anything_is_allocated(coder):
-    blob = encode(lenet(), coder=coder)
-    with pytest.raises(LimitExceeded, match="266610 weights"):
-        decode(blob, Limits(elements=266_609))
-    with pytest.raises(LimitExceeded, match="bytes"):
-        decode(blob, Limits(memory=266_610))
-    decode(blob, Limits(elements=266_610, memory=266_610 + 17 * 4))
+    codebook = np.array([0.0, 1.0], dtype=np.float32)
+    blob = encode(CompressedModel({"w": QuantizedTensor(np.eye(30, dtype=np.uint8), codebook)}), coder=coder)
+    with pytest.raises(LimitExceeded, match="900 weights"):
+        decode(blob, Limits(elements=899))
+    with pytest.raises(LimitExceeded, match="908 bytes"):
+        decode(blob, Limits(memory=907))
+    decode(blob, Limits(elements=900, memory=908))
 
 
 @ALL_CODERS

@@ -102,3 +102,8 @@ def test_limits_name_the_one_that_is_exceeded():
 def test_text_of_a_file_is_escaped_and_cut():
     assert shown("a\x1b[31m\n") == r"'a\x1b[31m\n'"
     assert len(shown("x" * 10_000)) <= 101
+
+
+def test_messages_are_printable_and_short():
+    assert str(InvalidField("a\nb")) == r"'a\nb'"
+    assert len(str(InvalidField("x" * 1000))) == 200

@@ -247,9 +247,7 @@ class _Narrow:
 
     def read(self, source: Reader) -> bytes:
         if self.count > MOST_NARROW:
-            raise InvalidField(
-                f"a codebook has {self.count} floats of few bits, more than {MOST_NARROW}"
-            )
+            raise InvalidField(f"a codebook has {self.count} floats of few bits, more than {MOST_NARROW}")
         widths = source.take(3, "codebook")
         if widths[0] > 23 or widths[1] > 8:
             raise InvalidField(f"a codebook has floats of {widths[1]} + {widths[0]} bits, which float32 lacks")

@@ -43,55 +43,63 @@ __all__ = [
 _LONGEST_MESSAGE = 200
 
 
-class NotBayesZip(FormatError):
+class _Refusal(FormatError):
+    """What all named kinds share: a message that is safe to print, whatever the file put into it."""
+
+    def __init__(self, message: str) -> None:
+        printable = message if message.isprintable() else ascii(message)
+        super().__init__(printable if len(printable) <= _LONGEST_MESSAGE else printable[: _LONGEST_MESSAGE - 1] + "…")
+
+
+class NotBayesZip(_Refusal):
     """The file doesn't begin as a `.bayz` file does."""
 
 
-class UnsupportedVersion(FormatError):
+class UnsupportedVersion(_Refusal):
     """The file was written by a later format version than this reader knows."""
 
 
-class UnknownCoder(FormatError):
+class UnknownCoder(_Refusal):
     """The file names a coder that doesn't exist."""
 
 
-class ChecksumMismatch(FormatError):
+class ChecksumMismatch(_Refusal):
     """The file was damaged: its checksum doesn't fit its bytes."""
 
 
-class Truncated(FormatError):
+class Truncated(_Refusal):
     """The file ends before it should."""
 
 
-class TrailingBytes(FormatError):
+class TrailingBytes(_Refusal):
     """The file goes on after it should have ended."""
 
 
-class InvalidField(FormatError):
+class InvalidField(_Refusal):
     """A field of the header holds a value that it can't have."""
 
 
-class DuplicateName(FormatError):
+class DuplicateName(_Refusal):
     """Two tensors of the file have the same name."""
 
 
-class InvalidGraph(FormatError):
+class InvalidGraph(_Refusal):
     """The file's graph is not one: an unknown operator, a value that doesn't exist, a wrong number of inputs."""
 
 
-class InvalidCode(FormatError):
+class InvalidCode(_Refusal):
     """A prefix code of the file is over- or under-subscribed."""
 
 
-class CorruptPayload(FormatError):
+class CorruptPayload(_Refusal):
     """The coded weights contradict the header or themselves."""
 
 
-class NotCanonical(FormatError):
+class NotCanonical(_Refusal):
     """The file says what it says in another way than the one this format prescribes."""
 
 
-class LimitExceeded(FormatError):
+class LimitExceeded(_Refusal):
     """The file declares more than the caller's limits allow."""
 
 

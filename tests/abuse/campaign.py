@@ -1,0 +1,179 @@
+"""Runs the whole abuse campaign against the decoder and writes the report beside this file.
+
+    python tests/abuse/campaign.py [--mutations 1000000] [--minutes 60] [--bounds 200000]
+
+`--minutes` is the processor time of the guided search: mutants that are refused at a line no mutant met before become
+parents of further mutants.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+
+import checks  # noqa: E402
+import numpy as np  # noqa: E402
+from malformed import malformed  # noqa: E402
+from mutation import Outcome, mutations  # noqa: E402
+
+
+def guided(minutes: float) -> dict:
+    """Mutants for so many minutes of processor time."""
+    outcome = Outcome()
+    seeds = list(checks.golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
+    begin, seed = time.process_time(), 1000
+    while time.process_time() - begin < 60 * minutes:
+        mutations(seeds, 20_000, seed, outcome)
+        seed += 1
+    return _figures(outcome) | {"cpu_minutes": round((time.process_time() - begin) / 60, 1)}
+
+
+def coverage() -> dict:
+    """Branch coverage of the codec by its tests, run as plain Python so that loops count too."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"BAYESZIP_COMPILE": "0", "COVERAGE_FILE": f"{folder}/data"}
+        tool = [sys.executable, "-m", "coverage"]
+        tests = [str(ROOT / "tests" / "codec" / f"test_{name}.py") for name in _COVERING]
+        subprocess.run(
+            [*tool, "run", "--branch", "--source=bayeszip.codec", "-m", "pytest", "-q", *tests,
+             str(HERE / "test_abuse.py"), "-k", _NOT_COVERING],
+            cwd=ROOT, env=environment, check=True, capture_output=True,
+        )  # fmt: skip
+        subprocess.run(
+            [*tool, "json", "-o", f"{folder}/out.json"], cwd=ROOT, env=environment, check=True, capture_output=True
+        )
+        found = json.loads(Path(f"{folder}/out.json").read_text())
+    files = {Path(name).name: file["summary"] for name, file in found["files"].items()}
+    return {
+        "percent": round(found["totals"]["percent_covered"], 2),
+        "files": {name: round(file["percent_covered"], 1) for name, file in sorted(files.items())},
+    }
+
+
+_COVERING = ("syntax", "header", "huffman", "csr", "container", "rangecoder", "evidence", "counting", "rawbytes")
+#: too slow as plain Python, or about processes of their own
+_NOT_COVERING = "not mutants and not every_value and not opened and not widths and not every_prefix and not learned"
+
+
+def _figures(outcome: Outcome) -> dict:
+    return {
+        "tried": outcome.tried,
+        "accepted": outcome.accepted,
+        "refused": dict(outcome.refused.most_common()),
+        "lines": len(outcome.sites),
+        "faults": outcome.faults[:20],
+        "slowest_refusal_ms": round(1000 * outcome.slowest_refusal, 1),
+    }
+
+
+def campaign(count: int, minutes: float, bounds: int) -> dict:
+    files = checks.golden()
+    with tempfile.TemporaryDirectory() as cache:
+        steps = {
+            "prefixes": lambda: _figures(checks.prefixes(files)),
+            "flips": lambda: _figures(checks.flips(files)),
+            "values": lambda: _figures(checks.enumerations(checks.golden(400))),
+            "mutations": lambda: _figures(checks.mutated(count, 1)),
+            "guided": lambda: guided(minutes),
+            "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache)),
+            "optimized": lambda: checks.mutated_optimized(bounds, 3),
+            "malformed": checks.malformed_corpus,
+            "claim": checks.claim_everything,
+            "audit": checks.audit_events,
+            "memory": checks.memory,
+            "coverage": coverage,
+        }
+        results: dict = {"golden": {"files": len(files), "bytes": sum(map(len, files.values()))}}
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            results[name] = step()
+            print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+    results["machine"] = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
+    return results
+
+
+def report(results: dict) -> str:
+    """The figures as a page."""
+    golden, mutation, guided_, bounds = (results[key] for key in ("golden", "mutations", "guided", "bounds"))
+    rows = [
+        (
+            "every prefix of all golden files",
+            results["prefixes"]["tried"],
+            _verdict(results["prefixes"], all_refused=True),
+        ),
+        (
+            "every flipped bit of all golden files",
+            results["flips"]["tried"],
+            _verdict(results["flips"], all_refused=True),
+        ),
+        ("every value of every byte, checksum repaired", results["values"]["tried"], _verdict(results["values"])),
+        ("mutations, checksum repaired", mutation["tried"], _verdict(mutation)),
+        (f"guided mutations, {guided_['cpu_minutes']} minutes of CPU", guided_["tried"], _verdict(guided_)),
+        ("mutations with every array index checked", bounds["tried"], _verdict(bounds)),
+        ("mutations under `python -O`", results["optimized"]["tried"], _verdict(results["optimized"])),
+    ]
+    malformed_, claim = results["malformed"], results["claim"]
+    lines = [
+        "# Abuse report",
+        "",
+        "Written by `python tests/abuse/campaign.py`; don't edit. Machine: " + results["machine"] + ".",
+        f"Golden files: {golden['files']}, {golden['bytes']:,} bytes.",
+        "",
+        "| what | files tried | outcome |",
+        "|---|---:|---|",
+        *(f"| {what} | {tried:,} | {outcome} |" for what, tried, outcome in rows),
+        "",
+        "\"Canonical\" means that encoding what was decoded gives the same file again, byte for byte.",
+        f"The mutations were refused at {mutation['lines']} lines, the guided ones at {guided_['lines']}; by kind: "
+        + ", ".join(f"{kind} {count:,}" for kind, count in mutation["refused"].items())
+        + ".",
+        "",
+        f"- Slowest refusal of a mutant: {mutation['slowest_refusal_ms']} ms on a busy machine.",
+        f"- Malformed by hand: {malformed_['files']} files, {len(malformed_['wrong'])} with an unexpected error; "
+        f"slowest {malformed_['slowest_ms']:.1f} ms, largest {malformed_['largest_mib']:.1f} MiB.",
+        f"- {claim['bytes']} bytes that claim 10¹² weights: {claim['error']} in {claim['slowest_ms']:.2f} ms.",
+        f"- Audit events (import, open, exec, compile, socket, process, …) while {results['audit']['files']} files "
+        f"are decoded, once the compiled loops are loaded: {sum(results['audit']['events'].values())}.",
+        f"- Branch coverage of `bayeszip.codec`, loops included: {results['coverage']['percent']} %.",
+        "",
+        "Peak memory of decoding beyond what the process held before, against what the file declares;",
+        "allowed are 32 MiB + 2 ×:",
+        "",
+        "| case | declared, MiB | peak, MiB |",
+        "|---|---:|---:|",
+        *(f"| {m['case']} | {m['declared_mib']:.1f} | {m['beyond_mib']:.1f} |" for m in results["memory"]),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _verdict(figures: dict, all_refused: bool = False) -> str:
+    if figures["faults"]:
+        return f"**{len(figures['faults'])} faults**"
+    if all_refused:
+        return "all refused" if not figures["accepted"] else f"**{figures['accepted']} accepted**"
+    return f"{figures['accepted']:,} accepted and canonical, the others refused; no other exception, no crash"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutations", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--bounds", type=int, default=200_000)
+    arguments = parser.parse_args()
+    results = campaign(arguments.mutations, arguments.minutes, arguments.bounds)
+    (HERE / "report.json").write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / "REPORT.md").write_text(report(results))
+
+
+if __name__ == "__main__":
+    main()

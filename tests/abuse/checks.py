@@ -1,0 +1,245 @@
+"""The promises of the decoder as figures: each check returns what it found; tests and the report judge it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+from time import perf_counter
+
+from malformed import malformed
+from mutation import GOLDEN, Outcome, mutations, repaired, trial
+
+from bayeszip.codec import Limits, decode
+from bayeszip.errors import FormatError
+
+__all__ = [
+    "audit_events",
+    "claim_everything",
+    "enumerations",
+    "flips",
+    "golden",
+    "limits_hold",
+    "malformed_corpus",
+    "memory",
+    "mutated",
+    "mutated_optimized",
+    "mutated_with_bounds_checked",
+    "prefixes",
+]
+
+HERE = Path(__file__).parent
+
+
+def golden(largest: int = 1 << 30) -> dict[str, bytes]:
+    """The golden files up to a size."""
+    files = {path.name: path.read_bytes() for path in sorted(GOLDEN.glob("*.bayz"))}
+    return {name: blob for name, blob in files.items() if len(blob) <= largest}
+
+
+def prefixes(files: dict[str, bytes]) -> Outcome:
+    """Every prefix of every file."""
+    outcome = Outcome()
+    for blob in files.values():
+        for length in range(len(blob)):
+            trial(blob[:length], outcome)
+    return outcome
+
+
+def flips(files: dict[str, bytes]) -> Outcome:
+    """Every single flipped bit of every file."""
+    outcome = Outcome()
+    for blob in files.values():
+        damaged = bytearray(blob)
+        for bit in range(8 * len(blob)):
+            damaged[bit // 8] ^= 1 << bit % 8
+            trial(bytes(damaged), outcome)
+            damaged[bit // 8] ^= 1 << bit % 8
+    return outcome
+
+
+def enumerations(files: dict[str, bytes]) -> Outcome:
+    """Every value of every byte, one at a time, with the checksum repaired: every enumeration byte is among them."""
+    outcome = Outcome()
+    for blob in files.values():
+        for place in range(len(blob) - 4):
+            for value in range(256):
+                body = bytearray(blob[:-4])
+                body[place] = value
+                if bytes(body) != blob[:-4]:
+                    trial(repaired(bytes(body)), outcome)
+    return outcome
+
+
+def mutated(count: int, seed: int) -> Outcome:
+    """`count` mutants of the small golden files and of the malformed corpus."""
+    outcome = Outcome()
+    seeds = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
+    mutations(seeds, count, seed, outcome)
+    return outcome
+
+
+def malformed_corpus() -> dict:
+    """The hand-made files: wrong errors, and the cost of refusing each."""
+    wrong, slowest, largest = [], 0.0, 0
+    files = list(malformed())
+    for name, blob, expected in files:
+        outcome = Outcome()
+        trial(blob, outcome)  # loads what the first call must
+        tracemalloc.start()
+        trial(blob, outcome)
+        largest = max(largest, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        timed = Outcome()
+        trial(blob, timed)
+        slowest = max(slowest, timed.slowest_refusal)
+        if set(outcome.refused) != {expected} or outcome.accepted or outcome.faults:
+            wrong.append(f"{name}: {dict(outcome.refused)} instead of {expected}")
+    return {"files": len(files), "wrong": wrong, "slowest_ms": 1000 * slowest, "largest_mib": largest / 2**20}
+
+
+def claim_everything() -> dict:
+    """A hundred bytes that claim 10¹² weights: milliseconds to refuse."""
+    name = b"x" * 60
+    header = bytes.fromhex("00 01 05 00") + bytes([len(name)]) + name + bytes.fromhex("02 80a094a58d1d 00 00")
+    blob = repaired(b"BAYZ\x12" + header)
+    times = []
+    for _ in range(5):
+        begin = perf_counter()
+        try:
+            decode(blob)
+            raise AssertionError("a file of 10¹² weights was accepted")
+        except FormatError as error:
+            times.append(perf_counter() - begin)
+            kind = type(error).__name__
+    return {"bytes": len(blob), "error": kind, "slowest_ms": 1000 * max(times)}
+
+
+def _in_new_process(code: str, environment: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> dict:
+    """What `code` prints, as JSON; run with this folder on the path."""
+    prelude = f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", *flags, "-c", prelude + code],
+        env=os.environ | (environment or {}), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if run.returncode:
+        raise RuntimeError(f"exit status {run.returncode}: {run.stderr[-2000:]}")
+    return json.loads(run.stdout)
+
+
+def audit_events() -> dict:
+    """What the interpreter reports of imports, files, sockets, processes and code while golden files are decoded."""
+    return _in_new_process(
+        """
+import json, collections
+from checks import golden
+from bayeszip.codec import decode
+files = list(golden().values())
+for blob in files:
+    decode(blob)                       # loads the compiled loops
+events, on = collections.Counter(), False
+def hook(event, arguments):
+    if on:
+        events[event] += 1
+sys.addaudithook(hook)
+on = True
+for blob in files:
+    decode(blob)
+on = False
+watched = ("import", "open", "exec", "compile", "socket", "subprocess", "os.", "ctypes", "marshal", "pickle", "code.")
+print(json.dumps({"files": len(files), "events": {k: v for k, v in events.items() if k.startswith(watched)}}))
+"""
+    )
+
+
+def memory() -> list[dict]:
+    """Peak memory of decoding, beyond what was there before, against what the file declares."""
+    code = """
+import json, resource
+import numpy as np
+from bayeszip.codec import decode, encode
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+eye, ones = QuantizedTensor(np.eye(9, dtype=np.uint8), [0, 1.0]), RawTensor(np.ones(9, "<f4"), "float32")
+big = QuantizedTensor(np.eye(900, dtype=np.uint8), [0, 1.0])
+small = CompressedModel({"a": eye, "b": ones, "c": big})
+for coder in ("context", "csr-huffman"):
+    decode(encode(small, coder=coder))
+path, declared = PATH
+blob = open(path, "rb").read()
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+model = decode(blob)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"declared_mib": declared / 2**20, "beyond_mib": (peak - before) / 2**20}))
+"""
+    return [
+        {"case": name} | _in_new_process(code.replace("PATH", repr((str(path), declared))))
+        for name, path, declared in _large_files()
+    ]
+
+
+def _large_files() -> list[tuple[str, Path, int]]:
+    """Large files, written to a temporary folder by a process of their own so that their making leaves no trace."""
+    folder = Path(tempfile.mkdtemp())
+    code = f"""
+import json
+from pathlib import Path
+import numpy as np
+from bayeszip.codec import encode
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+random = np.random.default_rng(0)
+book = np.linspace(-1, 1, 17, dtype=np.float32); book[0] = 0
+sparse = (random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3
+dense = random.integers(0, 17, (4000, 4000), dtype=np.uint8)
+raw = random.normal(size=(2000, 2000)).astype("<f4")
+cases = {{
+    "sparse, context": (QuantizedTensor(sparse, book), "context"),
+    "dense, context": (QuantizedTensor(dense, book), "context"),
+    "raw float32, context": (RawTensor(raw, "float32"), "context"),
+    "sparse, csr-huffman": (QuantizedTensor(sparse, book), "csr-huffman"),
+    "dense, csr-huffman": (QuantizedTensor(dense, book), "csr-huffman"),
+}}
+out = []
+for number, (name, (tensor, coder)) in enumerate(cases.items()):
+    path = Path({str(folder)!r}) / f"{{number}}.bayz"
+    path.write_bytes(encode(CompressedModel({{"w": tensor}}), coder=coder))
+    size = tensor.symbols.nbytes if isinstance(tensor, QuantizedTensor) else tensor.values.nbytes
+    out.append((name, str(path), size))
+print(json.dumps(out))
+"""
+    return [(name, Path(path), size) for name, path, size in _in_new_process(code)]
+
+
+def mutated_with_bounds_checked(count: int, seed: int, cache: Path) -> dict:
+    """Mutants again, with numba checking every index: no loop leaves its arrays."""
+    code = f"""
+import json
+from checks import mutated
+outcome = mutated({count}, {seed})
+print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
+"""
+    return _in_new_process(code, {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)})
+
+
+def mutated_optimized(count: int, seed: int) -> dict:
+    """Mutants under `python -O`, which drops assertions."""
+    code = f"""
+import json
+from checks import mutated
+outcome = mutated({count}, {seed})
+print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
+"""
+    return _in_new_process(code, flags=("-O",))
+
+
+def limits_hold(blob: bytes, elements: int, size: int) -> bool:
+    """Whether exactly as much as the file declares is allowed, and one less isn't."""
+    decode(blob, Limits(elements, size))
+    for tight in (Limits(elements - 1, size), Limits(elements, size - 1)):
+        try:
+            decode(blob, tight)
+        except FormatError:
+            continue
+        return False
+    return True

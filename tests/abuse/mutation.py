@@ -1,0 +1,133 @@
+"""Damages files on purpose: every way a byte can change, with the checksum made to fit again."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from bayeszip.codec import Limits, decode, describe, encode
+from bayeszip.codec.checksum import crc32c
+from bayeszip.errors import FormatError
+
+__all__ = ["GOLDEN", "LIMITS", "Outcome", "mutations", "repaired", "trial"]
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+#: enough for every seed; mutants that declare more are refused, as they would be by a caller with such limits
+LIMITS = Limits(elements=1 << 16, memory=1 << 20)
+
+
+def repaired(body: bytes) -> bytes:
+    """A file whose checksum fits."""
+    return body + crc32c(body).to_bytes(4, "little")
+
+
+@dataclass
+class Outcome:
+    """What became of many files: `sites` are the lines that refused them, `faults` what must not be."""
+
+    tried: int = 0
+    accepted: int = 0
+    refused: Counter = field(default_factory=Counter)
+    sites: Counter = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    slowest_refusal: float = 0.0
+
+    def merged(self, other: "Outcome") -> "Outcome":
+        return Outcome(
+            self.tried + other.tried,
+            self.accepted + other.accepted,
+            self.refused + other.refused,
+            self.sites + other.sites,
+            self.faults + other.faults,
+            max(self.slowest_refusal, other.slowest_refusal),
+        )
+
+
+def trial(blob: bytes, outcome: Outcome, limits: Limits = LIMITS) -> bool:
+    """Decodes one file. It must be refused by a FormatError or be canonical. True if it led somewhere new."""
+    outcome.tried += 1
+    begin = perf_counter()
+    try:
+        model = decode(blob, limits)
+    except FormatError as error:
+        outcome.slowest_refusal = max(outcome.slowest_refusal, perf_counter() - begin)
+        outcome.refused[type(error).__name__] += 1
+        if len(str(error)) > 200 or not str(error).isprintable():
+            outcome.faults.append(f"a message of {len(str(error))} letters")
+        site = _site(error)
+        outcome.sites[site] += 1
+        return outcome.sites[site] == 1
+    except Exception as error:  # whatever else comes is the fault we look for
+        outcome.faults.append(f"{type(error).__name__}: {error} for {blob.hex()[:400]}")
+        return True
+    outcome.accepted += 1
+    described = describe(blob, limits)
+    if encode(model, coder=described.coder, **described.options) != blob:
+        outcome.faults.append(f"not canonical: {blob.hex()[:400]}")
+    return False
+
+
+def _site(error: FormatError) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else "?"
+
+
+def _flip(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    body[dice.randrange(len(body))] ^= 1 << dice.randrange(8)
+
+
+def _set(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    body[dice.randrange(len(body))] = dice.choice((0, 1, 2, 16, 17, 127, 128, 255, dice.randrange(256)))
+
+
+def _nudge(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    place = dice.randrange(len(body))
+    body[place] = (body[place] + dice.choice((-8, -2, -1, 1, 2, 8))) % 256
+
+
+def _insert(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    place = dice.randrange(len(body) + 1)
+    body[place:place] = dice.choice((b"\0", b"\xff", b"\x80", bytes([dice.randrange(256)]), dice.randbytes(3)))
+
+
+def _delete(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    place = dice.randrange(len(body))
+    del body[place : place + dice.choice((1, 1, 2, 4))]
+
+
+def _repeat(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    place = dice.randrange(len(body))
+    body[place:place] = body[place : place + dice.randrange(1, 9)]
+
+
+def _splice(body: bytearray, dice: random.Random, seeds: list[bytes]) -> None:
+    other = dice.choice(seeds)[:-4]
+    place = dice.randrange(len(other))
+    body[dice.randrange(len(body)) :] = other[place:]
+
+
+def _coder(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
+    if len(body) > 4:
+        body[4] = dice.choice((0x11, 0x12))
+
+
+_WAYS = (_flip, _flip, _set, _set, _nudge, _nudge, _insert, _delete, _repeat, _splice, _coder)
+
+
+def mutations(seeds: list[bytes], count: int, seed: int, outcome: Outcome) -> None:
+    """`count` mutants of `seeds` with repaired checksums; a mutant that reaches a new line joins the seeds."""
+    dice = random.Random(seed)
+    seeds = list(seeds)
+    for _ in range(count):
+        body = bytearray(dice.choice(seeds)[:-4])
+        for _ in range(dice.choice((1, 1, 1, 2, 3, 5))):
+            if body:
+                dice.choice(_WAYS)(body, dice, seeds)
+        if not body.startswith(b"BAYZ") and dice.random() < 0.9:
+            body[:4] = b"BAYZ"
+        blob = repaired(bytes(body))
+        if trial(blob, outcome) and len(blob) < 2000:
+            seeds.append(blob)
