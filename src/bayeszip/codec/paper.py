@@ -16,6 +16,8 @@ from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTe
 
 __all__ = ["PaperCoder"]
 
+_PIECE = 1 << 18
+
 
 @dataclass(frozen=True)
 class PaperCoder:
@@ -93,10 +95,19 @@ def _codes(model: CompressedModel, outline: Outline, layouts: dict[str, Layout])
         tensor = model.tensors[described.name]
         if layout is None or described.codebook is None or not isinstance(tensor, QuantizedTensor):
             continue
-        found = np.bincount(tensor.symbols.reshape(-1), minlength=tensor.codebook.size)
+        found = _histogram(tensor)
         found[0] = layout.padding
         counts[described.codebook] += found
     return [HuffmanCode.of_counts(found) if found.any() else None for found in counts]
+
+
+def _histogram(tensor: QuantizedTensor) -> np.ndarray:
+    """How often each symbol occurs; piece by piece, since numpy counts in wide integers."""
+    symbols = tensor.symbols.reshape(-1)
+    found = np.zeros(tensor.codebook.size, dtype=np.int64)
+    for start in range(0, symbols.size, _PIECE):
+        found += np.bincount(symbols[start : start + _PIECE], minlength=found.size)
+    return found
 
 
 def _write_quantized(out: BitWriter, tensor: QuantizedTensor, layout: Layout | None, code: HuffmanCode | None) -> None:
