@@ -142,11 +142,20 @@ def read_grid(
     """
     inverse = _f(1) / spacing
     last = _i(slope.size - 2)
-    for i in range(theta.size):
-        position = (theta[i] - low) * inverse
-        node = min(max(_i(position), _i(0)), last)
-        t = position - _f(node)
-        by_theta[i] = slope[node] + t * (slope[node + 1] - slope[node])
-        moments[i & 3, node, 0] += 1
-        moments[i & 3, node, 1] += t
-        moments[i & 3, node, 2] += t * t
+    # Unsigned, so that no index is checked for counting from the end.
+    nodes, offsets = np.empty(_BLOCK, np.uint32), np.empty(_BLOCK, np.float32)
+    for start in range(0, theta.size, _BLOCK):
+        block, slopes = theta[start : start + _BLOCK], by_theta[start : start + _BLOCK]
+        # Loops of their own: the first two are vectorized, the last can't be.
+        for i in range(block.size):
+            position = (block[i] - low) * inverse
+            node = min(max(_i(position), _i(0)), last)
+            nodes[i], offsets[i] = np.uint32(node), position - _f(node)
+        for i in range(block.size):
+            left, right = slope[nodes[i]], slope[nodes[i] + np.uint32(1)]
+            slopes[i] = left + offsets[i] * (right - left)
+        for i in range(block.size):
+            table, t = np.uint32(i & 3), offsets[i]
+            moments[table, nodes[i], 0] += 1
+            moments[table, nodes[i], 1] += t
+            moments[table, nodes[i], 2] += t * t

@@ -40,6 +40,14 @@ class Components(NamedTuple):
     log_proportions: Tensor
 
 
+class Grid(NamedTuple):
+    """Evenly spaced nodes: the first, their distance, their number."""
+
+    low: float
+    spacing: float
+    nodes: int
+
+
 class MixturePrior(nn.Module):
     """p(θ) = Π_i Σ_k π_k N(θ_i | μ_k, λ_k⁻¹), with μ₀ = 0 and π₀ pinned and a Gamma(a, b) hyper-prior on every λ_k.
 
@@ -121,12 +129,7 @@ def log_mixture_sum(
 
     `auto` takes the grid on a CPU where it is the cheaper one, `grid` wherever `MAX_NODES` suffice.
     """
-    nodes = 0
-    if method != "exact" and all(theta.device.type == "cpu" for theta in thetas):
-        nodes = _grid_nodes(thetas, components)
-        if nodes > (MAX_NODES if method == "grid" else min(MAX_NODES, sum(theta.numel() for theta in thetas) // 4)):
-            nodes = 0
-    total: Tensor = _LogMixtureSum.apply(nodes, scale, *components, *thetas)
+    total: Tensor = _LogMixtureSum.apply(_grid_for(thetas, components, method), scale, *components, *thetas)
     return total
 
 
@@ -136,21 +139,22 @@ class _LogMixtureSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        nodes: int,
+        grid: Grid | None,
         scale: float,
         means: Tensor,
         log_precisions: Tensor,
         log_proportions: Tensor,
         *thetas: Tensor,
     ) -> Tensor:
-        components = Components(means, log_precisions, log_proportions)
+        components = Components(means.detach(), log_precisions.detach(), log_proportions.detach())
         flat = [theta.detach().flatten().float() for theta in thetas]
         value, by_components, by_theta = (
-            _on_grid(flat, components, nodes, scale) if nodes else _exactly(flat, components, scale)
+            _on_grid(flat, components, grid, scale) if grid else _exactly(flat, components, scale)
         )
         gradients = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(by_theta, thetas, strict=True)]
-        ctx.gradients = [*(scale * gradient for gradient in by_components), *gradients]
-        return value.to(torch.float32) * scale
+        # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
+        ctx.gradients = [*by_components, *gradients]
+        return value
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,7 +169,7 @@ def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
 
 
 def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Σ log GM and its gradients in μ, log λ, log π, and, times `scale`, in each tensor's θ; chunk by chunk."""
+    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each tensor's θ; chunk by chunk."""
     value = torch.zeros((), dtype=torch.float64, device=components.means.device)
     by_components = [torch.zeros_like(parameter) for parameter in components]
     by_theta = [torch.empty_like(theta) for theta in flat]
@@ -177,42 +181,38 @@ def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tu
             slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
             for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
                 total += part
-    return value, by_components, by_theta
+    return (value * scale).float(), [total * scale for total in by_components], by_theta
 
 
 def _on_grid(
-    flat: Sequence[Tensor], components: Components, nodes: int, scale: float
+    flat: Sequence[Tensor], components: Components, grid: Grid, scale: float
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The same from grid nodes that span the weights, one more at each end."""
-    low, high = _bounds(flat)
-    spacing = max((high - low) / (nodes - 1), float(torch.finfo(torch.float32).tiny))
-    points = (low - spacing) + spacing * torch.arange(nodes + 2, dtype=torch.float64)
-    means, log_precisions, log_proportions = (parameter.detach().double() for parameter in components)
-    precisions = log_precisions.exp()
+    """The same from the nodes of a grid."""
+    points = grid.low + grid.spacing * np.arange(grid.nodes)
+    means, log_precisions, log_proportions = (parameter.numpy().astype(np.float64) for parameter in components)
+    precisions = np.exp(log_precisions)
     offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
-    density, slope, responsibility = (points.new_empty(nodes + 2, *shape) for shape in ((), (), (len(means),)))
-    table = (points, means, precisions, offsets, density, slope, responsibility)
-    tabulate_mixture(*(tensor.numpy() for tensor in table))
+    density, slope, responsibility = (np.empty((grid.nodes, *shape)) for shape in ((), (), (len(means),)))
+    tabulate_mixture(points, means, precisions, offsets, density, slope, responsibility)
 
-    slopes = (slope * scale).float().numpy()
-    moments = points.new_zeros(4, nodes + 2, 3)
+    slope, low, spacing = (slope * scale).astype(np.float32), np.float32(grid.low), np.float32(grid.spacing)
+    moments = np.zeros((4, grid.nodes, 3))
     by_theta = [torch.empty_like(theta) for theta in flat]
-    start, distance = np.float32(low - spacing), np.float32(spacing)
     for theta, gradient in zip(flat, by_theta, strict=True):
-        read_grid(theta.numpy(), start, distance, slopes, gradient.numpy(), moments.numpy())
+        read_grid(theta.numpy(), low, spacing, slope, gradient.numpy(), moments)
 
-    weight = _node_weights(moments.sum(dim=0))
+    weight = _node_weights(moments.sum(axis=0))
     # Sums over the nodes of r_k, r_k x, r_k x², from which those of the deviations x − μ_k follow.
-    powers = torch.stack([weight, weight * points, weight * points.square()], dim=1)
-    mass, first, second = (responsibility.T @ powers).unbind(dim=1)
-    spread = precisions * (second - 2 * means * first + means.square() * mass)
-    by_components = [precisions * (first - means * mass), 0.5 * (mass - spread), mass]
-    return density @ weight, [gradient.float() for gradient in by_components], by_theta
+    mass, first, second = np.stack([weight, weight * points, weight * points**2]) @ responsibility
+    spread = precisions * (second - 2 * means * first + means**2 * mass)
+    by_components = (precisions * (first - means * mass), 0.5 * (mass - spread), mass)
+    value = torch.tensor(scale * (density @ weight), dtype=torch.float32)
+    return value, [torch.from_numpy((scale * part).astype(np.float32)) for part in by_components], by_theta
 
 
-def _node_weights(moments: Tensor) -> Tensor:
+def _node_weights(moments: np.ndarray) -> np.ndarray:
     """How much of the weights each node stands for: ½t(t−1), 1−t², ½t(t+1) on the nodes before, at and after each."""
-    count, first, second = moments.unbind(dim=1)
+    count, first, second = moments.T
     weight = count - second
     weight[:-1] += 0.5 * (second - first)[1:]
     weight[1:] += 0.5 * (second + first)[:-1]
@@ -235,21 +235,21 @@ def _component_gradients(responsibility: Tensor, pull: Tensor, components: Compo
     return weighted.sum(dim=0), 0.5 * (mass - spread), mass
 
 
-def _grid_nodes(thetas: Sequence[Tensor], components: Components) -> int:
-    """How many nodes keep their distance at `NODE_SPACING` of the narrowest component's standard deviation.
-
-    0, for the exact way, where there is no weight or one is not finite.
-    """
-    low, high = _bounds(thetas)
-    narrowest = math.exp(-0.5 * float(components.log_precisions.detach().max()))
-    nodes = (high - low) / (NODE_SPACING * narrowest) if narrowest > 0 else math.inf
-    return math.ceil(nodes) + 2 if math.isfinite(nodes) else 0
-
-
-def _bounds(thetas: Sequence[Tensor]) -> tuple[float, float]:
-    """The smallest and the largest weight; NaN where there is none, or one is not finite."""
+def _grid_for(thetas: Sequence[Tensor], components: Components, method: Method) -> Grid | None:
+    """A grid that spans the weights at `NODE_SPACING` of the narrowest component's deviation; None: the exact way."""
+    if method == "exact" or any(theta.device.type != "cpu" for theta in thetas):
+        return None
     bounds = [bound.item() for theta in thetas if theta.numel() for bound in theta.detach().aminmax()]
-    return (min(bounds), max(bounds)) if bounds and all(map(math.isfinite, bounds)) else (math.nan, math.nan)
+    narrowest = math.exp(-0.5 * float(components.log_precisions.detach().max()))
+    if not bounds or not all(map(math.isfinite, bounds)) or not narrowest > 0:
+        return None
+    low, span = min(bounds), max(bounds) - min(bounds)
+    nodes = math.ceil(span / (NODE_SPACING * narrowest)) + 2
+    if nodes > (MAX_NODES if method == "grid" else min(MAX_NODES, sum(theta.numel() for theta in thetas) // 4)):
+        return None
+    spacing = max(span / (nodes - 1), float(np.finfo(np.float32).tiny))
+    # One node more at each end, since weights are shared out among three.
+    return Grid(low - spacing, spacing, nodes + 2)
 
 
 def _log1m(probability: float) -> float:

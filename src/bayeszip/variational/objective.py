@@ -69,14 +69,15 @@ class _KLSum(torch.autograd.Function):
     def forward(ctx: Any, scale: float, *tensors: Tensor) -> Tensor:
         count = len(tensors) // 2
         slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
-        value = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        value: float | Tensor = 0.0
         gradients = list(tensors)
         for i, (theta, log_sigma2) in enumerate(zip(tensors[:count], tensors[count:], strict=True)):
             part, by_theta, by_log_sigma2 = slopes(theta.detach().float(), log_sigma2.detach().float(), scale)
-            value += part
+            value = value + part
             gradients[i], gradients[count + i] = by_theta.to(theta.dtype), by_log_sigma2.to(log_sigma2.dtype)
+        # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
         ctx.gradients = gradients
-        return value.float() * scale
+        return torch.as_tensor(value * scale, dtype=torch.float32, device=tensors[0].device)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
