@@ -173,6 +173,39 @@ def test_control_flow_on_data_is_untraceable():
         trace(_Branching(), torch.ones(2, 4))
 
 
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+def test_a_network_with_a_memory_has_no_graph():
+    with pytest.raises(UnknownOperator, match="writes into calls"):
+        trace(_Counting(), torch.ones(2, 4))
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3, padding_idx=0)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = (tokens != 0).unsqueeze(-1)
+        return (self.table((tokens * 2 + 1).clamp(max=8)) * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def test_whole_numbers_stay_whole():
+    net, tokens = _Tokens().eval(), torch.randint(0, 5, (3, 4))
+    graph = trace(net, tokens)
+    network = to_module(CompressedModel(from_state(net, graph=graph), graph))
+    assert torch.allclose(network(tokens), net(tokens))
+    assert network.table.padding_idx == 0
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [((), "must be tensors"), ((torch.tensor(1.0),), "first dimension"), ((torch.zeros(0, 4),), "empty")],

@@ -1,5 +1,6 @@
 """What a network computes, as data: traced from a module, shrunk without changing it, and back to a module."""
 
+from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
 from bayeszip.graph.lowering import UnknownOperator
@@ -11,6 +12,7 @@ from bayeszip.graph.trace import UntraceableModel, trace
 __all__ = [
     "UnknownOperator",
     "UntraceableModel",
+    "dense_state",
     "drop_dead_units",
     "from_state",
     "load_into",

@@ -464,7 +464,7 @@ def _filled(number: float | None) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
         value = number if number is not None else float(call["fill_value"])
         sample = torch.full([1 if size < 0 else size for size in call.shape], value, dtype=call.node.meta["val"].dtype)
-        constant = lowering.constant(sample, f"constant_{call.node.name}")
+        constant = lowering.constant(sample, call.node)
         return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
 
     return lower
@@ -583,9 +583,8 @@ def _reduction(op: str) -> Lower:
         if any(shape_of(call.source)[dim] < 0 for dim in dims):
             raise call.unsupported("over the batch")
         keepdim = bool(call["keepdim"]) if "keepdim" in call else False
-        if call.source.meta["val"].dtype != call.node.meta["val"].dtype:
-            raise call.unsupported("into another dtype")
-        return lowering.emit(op, [lowering.value(call.source)], dims=tuple(sorted(dims)), keepdim=keepdim)
+        # Counting what is true, for example, happens in the dtype of the result.
+        return lowering.emit(op, [_cast(lowering, call)], dims=tuple(sorted(dims)), keepdim=keepdim)
 
     return lower
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.indices import is_index
+from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.proof import outputs_of, random_inputs
 from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
@@ -30,8 +32,12 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
     """
     owners = dict(net.named_modules())
     for name, tensor in model.tensors.items():
+        if is_index(name):
+            continue
         path, _, leaf = name.rpartition(".")
         if path not in owners or not isinstance(getattr(owners[path], leaf, None), Tensor):
+            if name.startswith(CONSTANT):
+                continue  # the class makes it itself
             if _is_new_bias(owners.get(path), leaf):
                 owners[path].register_parameter(leaf, nn.Parameter(to_torch(tensor)))
                 continue
@@ -59,13 +65,14 @@ def _write(owner: nn.Module, leaf: str, name: str, value: Tensor) -> None:
             old.copy_(value)
         return
     fits = old.ndim == value.ndim and all(new <= was for new, was in zip(value.shape, old.shape, strict=True))
-    if not fits or not any(isinstance(owner, kind) for kind in _SIZES):
+    if not fits or not isinstance(owner, (*_SIZES, nn.RNNBase)):
         raise ModelError(
             f"{name} has shape {tuple(value.shape)} in the file and {tuple(old.shape)} in the {type(owner).__name__} "
             "it is to be loaded into"
         )
     if leaf in owner._parameters:
-        owner._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
+        # By the module's own way, which recurrent layers need to notice it.
+        setattr(owner, leaf, nn.Parameter(value, requires_grad=old.requires_grad))
     else:
         owner._buffers[leaf] = value
 
@@ -122,6 +129,8 @@ _SIZES: dict[type[nn.Module], Callable[[nn.Module, Tensor], dict[str, int]]] = {
 
 def _restate(module: nn.Module) -> None:
     """Let a layer's stated sizes follow its tensors."""
+    if isinstance(module, nn.RNNBase):
+        _restate_recurrent(module)
     weight = getattr(module, "weight", None)
     if weight is None:
         weight = getattr(module, "running_mean", None)
@@ -129,6 +138,23 @@ def _restate(module: nn.Module) -> None:
         if isinstance(module, kind) and isinstance(weight, Tensor):
             for attribute, size in sizes(module, weight).items():
                 setattr(module, attribute, size)
+
+
+def _restate_recurrent(module: nn.RNNBase) -> None:
+    """A recurrent module has one number of units for all its layers and directions."""
+    directions = 2 if module.bidirectional else 1
+    units = {weight.shape[1] for name, weight in module.named_parameters() if name.startswith("weight_hh")}
+    between = {
+        weight.shape[1]
+        for name, weight in module.named_parameters()
+        if name.startswith("weight_ih") and not name.startswith("weight_ih_l0")
+    }
+    if len(units) > 1 or not between <= {each * directions for each in units}:
+        raise ModelError(
+            f"the layers of a {type(module).__name__} kept {sorted(units)} units, but the module can have only one "
+            "number for all: load without into="
+        )
+    module.hidden_size, module.input_size = units.pop(), int(module.weight_ih_l0.shape[1])  # type: ignore[index]
 
 
 def _check(model: CompressedModel, net: nn.Module) -> None:

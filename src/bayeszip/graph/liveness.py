@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.rules import RULES
 from bayeszip.graph.rules.base import Atoms, Folded, Shape, Site, Tensor, Value, extent, unknown
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
@@ -28,7 +29,9 @@ Fold = Literal["smaller", "always", "never"]
 _BITS_OF_NEW_VALUE, _BITS_OF_WEIGHT, _BITS_OF_ZERO = 40.0, 7.0, 0.05
 
 
-def drop_dead_units(model: CompressedModel, *, fold: Fold = "smaller", multiple_of: int = 1) -> CompressedModel:
+def drop_dead_units(
+    model: CompressedModel, *, fold: Fold = "smaller", multiple_of: int = 1, indices: bool = False
+) -> CompressedModel:
     """The same function with fewer units: every row, column and channel that is dead or constant is removed.
 
     Network inputs and outputs keep their size; every layer keeps at least one unit. Where removal would not be exact
@@ -38,18 +41,23 @@ def drop_dead_units(model: CompressedModel, *, fold: Fold = "smaller", multiple_
 
     Args:
         multiple_of: round the surviving widths of linear layers and convolutions up to a multiple of this.
+        indices: store which units survived, for `dense_state`.
     """
     if multiple_of < 1:
         raise ModelError(f"multiple_of must be at least 1, not {multiple_of}")
     if model.graph is None or not states_inputs(model.graph):
         return model
+    kept = surviving(model)
     model = _without_unread_tensors(model)
     while True:
         smaller = model
         for packed in (True, False):
-            smaller = _Pass(smaller, fold, multiple_of, packed=packed).rewritten()
+            step = _Pass(smaller, fold, multiple_of, packed=packed, new_biases=not indices)
+            smaller, remaining = step.rewritten()
+            if indices:
+                kept = narrowed(kept, remaining)
         if smaller.parameters == model.parameters:
-            return smaller
+            return with_indices(smaller, kept) if indices else smaller
         model = smaller
 
 
@@ -81,16 +89,18 @@ class _Solution:
 class _Pass:
     """One round over a model: its sites, what is live among them, and the model without the rest."""
 
-    def __init__(self, model: CompressedModel, fold: Fold, multiple_of: int, *, packed: bool) -> None:
+    def __init__(self, model: CompressedModel, fold: Fold, multiple_of: int, *, packed: bool, new_biases: bool) -> None:
         if model.graph is None:
             raise ModelError("the model has no graph")
         self._model, self._graph, self._multiple_of = model, model.graph, multiple_of
+        self._new_biases = new_biases
         self._weights = {name: _dense(model.tensors[name]) for name in self._graph.tensor_names()}
         self._uses = [name for node in self._graph.nodes for name in node.tensors if name is not None]
         self._sites, self._pinned, self._coordinates = self._coupled(Atoms(packed=packed))
         self._fold: Fold = fold
 
-    def rewritten(self) -> CompressedModel:
+    def rewritten(self) -> tuple[CompressedModel, dict[str, list[np.ndarray]]]:
+        """The model without what is dead, and what remains of each dimension of its tensors."""
         solution = self._solved()
         live = solution.live
 
@@ -104,13 +114,13 @@ class _Pass:
         for position, site in enumerate(self._sites):
             changes = RULES[site.node.op].shrink(site, count)
             nodes[position] = replace(nodes[position], attributes={**nodes[position].attributes, **changes})
-        for name, coordinates in self._coordinates.items():
-            tensors[name] = _taken(tensors[name], [live[atoms] for atoms in coordinates])
+        remaining = {name: [live[atoms] for atoms in dims] for name, dims in self._coordinates.items()}
+        tensors |= {name: _taken(tensors[name], masks) for name, masks in remaining.items()}
         for position in solution.gains:  # a bias that wasn't there before has no coordinates of its own
             bias_name = nodes[position].tensors[1]
             if bias_name is not None and bias_name not in self._coordinates:
                 tensors[bias_name] = _taken(tensors[bias_name], [live[_rows(self._sites[position])]])
-        return replace(self._model, tensors=tensors, graph=replace(self._graph, nodes=tuple(nodes)))
+        return replace(self._model, tensors=tensors, graph=replace(self._graph, nodes=tuple(nodes))), remaining
 
     def _coupled(self, atoms: Atoms) -> tuple[list[Site], np.ndarray, dict[str, list[np.ndarray]]]:
         """The sites with their atoms and constants, which atoms are pinned, and the coordinates of each tensor."""
@@ -164,9 +174,8 @@ class _Pass:
             return False
         weight, bias = node.tensors[:2]
         if bias is None:
-            return (
-                weight is not None and self._uses.count(weight) == 1 and _bias_name(weight) not in self._model.tensors
-            )
+            alone = weight is not None and self._uses.count(weight) == 1
+            return self._new_biases and alone and _bias_name(str(weight)) not in self._model.tensors
         tensor = self._model.tensors[bias]
         if isinstance(tensor, RawTensor) and tensor.dtype not in ("float32", "float64"):
             return False

@@ -13,7 +13,10 @@ from bayeszip.graph.state import DTYPES, to_raw
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Graph, Node, RawTensor
 
-__all__ = ["Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "shape_of"]
+__all__ = ["CONSTANT", "Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "shape_of"]
+
+#: Tensors that tracing found, which the module doesn't hold, are called this and something.
+CONSTANT = "constant_"
 
 #: What a node of the program becomes: a value of the graph, or several.
 Lowered = int | tuple[int, ...]
@@ -108,6 +111,11 @@ class Lowering:
 
     def __init__(self, program: ExportedProgram, canonical: Mapping[str, str], table: Mapping[str, Lower]) -> None:
         signature = program.graph_signature
+        if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+            changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+            raise UnknownOperator(
+                f"the network writes into {', '.join(changed)} while it computes: no graph can say that"
+            )
         self._table = table
         self._parameters = {node: canonical.get(name, name) for node, name in signature.inputs_to_parameters.items()}
         self._buffers = {node: canonical.get(name, name) for node, name in signature.inputs_to_buffers.items()}
@@ -159,11 +167,14 @@ class Lowering:
             return self._store("buffer", self._buffers[node.name])
         constant = self._constants.get(node)
         if isinstance(constant, Tensor):
-            return self.constant(constant, f"constant_{node.name}")
+            return self.constant(constant, node)
         raise UnknownOperator(f"{node} can't be a value of the graph: its operator is not in the closed list")
 
-    def constant(self, tensor: Tensor, name: str) -> int:
-        """A tensor that no input has a part in, as a value."""
+    def constant(self, tensor: Tensor, node: fx.Node) -> int:
+        """A tensor that no input has a part in, as a value, under a name that the module doesn't use."""
+        name = f"{CONSTANT}{node.name}"
+        while name in self._parameters.values() or name in self._buffers.values():
+            name += "_"
         if name not in self._new_tensors:
             self._new_tensors[name] = to_raw(tensor, name)
         return self._store("buffer", name)

@@ -1,5 +1,6 @@
 """What each operator of the closed list computes, in torch; and the stock layers that hold the tensors of some."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,25 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Compute:
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Compute:
     return lambda x, tensors, attributes: function(x[0], x[1])
+
+
+def _scalar(function: Callable[[Tensor, Any], Tensor], name: str) -> Compute:
+    """An operator on a value and a number, which is whole where the value is and it can be."""
+
+    def compute(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Tensor:
+        number = attributes[name]
+        whole = not x[0].is_floating_point() and math.isfinite(number) and number == int(number)
+        return function(x[0], int(number) if whole else number)
+
+    return compute
+
+
+def _clamp(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Tensor:
+    value = x[0]
+    for function, bound in ((torch.clamp_min, "min"), (torch.clamp_max, "max")):
+        if math.isfinite(attributes[bound]):
+            value = _scalar(function, bound)([value], tensors, attributes)
+    return value
 
 
 def _linear(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Tensor:
@@ -207,8 +227,8 @@ COMPUTE: dict[str, Compute] = {
     "softsign": _unary(F.softsign),
     "log_sigmoid": _unary(F.logsigmoid),
     "prelu": lambda x, tensors, a: F.prelu(x[0], tensors[0]),  # type: ignore[arg-type]
-    "clamp": lambda x, tensors, a: torch.clamp(x[0], a["min"], a["max"]),
-    "pow": lambda x, tensors, a: torch.pow(x[0], a["exponent"]),
+    "clamp": _clamp,
+    "pow": _scalar(torch.pow, "exponent"),
     "exp": _unary(torch.exp),
     "log": _unary(torch.log),
     "sqrt": _unary(torch.sqrt),
@@ -219,8 +239,8 @@ COMPUTE: dict[str, Compute] = {
     "sin": _unary(torch.sin),
     "cos": _unary(torch.cos),
     "erf": _unary(torch.erf),
-    "add_scalar": lambda x, tensors, a: x[0] + a["value"],
-    "mul_scalar": lambda x, tensors, a: x[0] * a["value"],
+    "add_scalar": _scalar(torch.add, "value"),
+    "mul_scalar": _scalar(torch.mul, "value"),
     "div_scalar": lambda x, tensors, a: x[0] / a["value"],
     "parameter": _stored,
     "buffer": _stored,

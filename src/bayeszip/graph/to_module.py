@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import FormatError, ModelError
+from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import shapes, states_inputs
 from bayeszip.graph.run import COMPUTE, LAYERS
 from bayeszip.graph.state import to_torch
@@ -88,6 +89,8 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
         _place(network, path, layers[path][1])
     buffers = _buffer_names(model.graph)
     for name, tensor in model.tensors.items():
+        if is_index(name):
+            continue
         value = to_torch(tensor)
         value = value.to(dtype) if value.is_floating_point() else value
         _register(network, name, value, is_buffer=name in buffers or not value.is_floating_point())

@@ -67,7 +67,12 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     network = to_module(model, first.dtype).to(inputs[0].device)
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected, found = (outputs_of(each(*inputs)) for each in (module, network))
+        expected = outputs_of(module(*inputs))
+        try:
+            found = outputs_of(network(*inputs))
+        except (RuntimeError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UntraceableModel(f"the graph of {type(module).__name__} doesn't run: {reason}") from error
     tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
     for one, other in zip(expected, found, strict=True):
         scale = float(one.double().abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0

@@ -196,24 +196,24 @@ def _shrunk_groups(site: Site, count: Callable[[np.ndarray], int]) -> dict[str, 
 
 def _connected(site: Site) -> np.ndarray:
     """Which outputs read which inputs: outputs × inputs, true where any weight between the two is not zero."""
-    return np.any(_dense(_weight(site) != 0, site), axis=tuple(range(2, _weight(site).ndim)))
+    return _dense(np.any(_weight(site) != 0, axis=tuple(range(2, _weight(site).ndim))), site)
 
 
 def _summed(site: Site) -> np.ndarray:
     """Outputs × inputs, what a constant input is multiplied by: the weights summed over the kernel."""
-    return _dense(_weight(site).astype(np.float64), site).sum(axis=tuple(range(2, _weight(site).ndim)))
+    return _dense(_weight(site).sum(axis=tuple(range(2, _weight(site).ndim)), dtype=np.float64), site)
 
 
 def _dense(weight: np.ndarray, site: Site) -> np.ndarray:
-    """A grouped weight as the weight of one group, with nothing between the groups."""
+    """A grouped matrix as that of one group, with nothing between the groups."""
     groups = _groups(site.node) if "groups" in site.node.attributes else 1
     if groups == 1:
         return weight
     rows, columns = weight.shape[0] // groups, weight.shape[1]
-    dense = np.zeros((groups, rows, groups, *weight.shape[1:]), dtype=weight.dtype)
-    for group in range(groups):
-        dense[group, :, group] = weight[group * rows : (group + 1) * rows]
-    return dense.reshape(groups * rows, groups * columns, *weight.shape[2:])
+    dense = np.zeros((groups, rows, groups, columns), dtype=weight.dtype)
+    each = np.arange(groups)
+    dense[each, :, each] = weight.reshape(groups, rows, columns)
+    return dense.reshape(groups * rows, groups * columns)
 
 
 def _weight(site: Site) -> np.ndarray:
