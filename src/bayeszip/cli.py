@@ -1,10 +1,12 @@
 """The command line. Exit status 0: done, 1: failed, 2: misused; no traceback for what a user can mend."""
 
+import functools
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -44,16 +46,27 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda."
 
 
 def main() -> None:
-    """Entry point: runs the command line and turns what went wrong into a line and an exit status."""
-    try:
-        app()
-    except BayeszipError as error:
-        _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+    """Entry point."""
+    app()
+
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _command(function: Command) -> Command:
+    """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except BayeszipError as error:
+            _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
+        except KeyboardInterrupt:
+            _fail("interrupted; nothing was written", INTERRUPTED)
+
+    app.command()(guarded)
+    return function
 
 
 def _fail(message: str, status: int) -> NoReturn:
@@ -68,7 +81,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-@app.command()
+@_command
 def compress(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="lenet-300-100, lenet-5, or module:factory.", show_default=False)
@@ -139,7 +152,7 @@ def compress(
         typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
 
 
-@app.command()
+@_command
 def evaluate(
     file: FileArgument,
     data: DataOption = "mnist",
@@ -172,7 +185,7 @@ def evaluate(
         )
 
 
-@app.command()
+@_command
 def info(file: FileArgument, as_json: JsonOption = False) -> None:
     """Show what a file holds, and what takes how many bytes. Needs no torch.
 
@@ -196,7 +209,7 @@ def info(file: FileArgument, as_json: JsonOption = False) -> None:
     typer.echo(as_text(facts_table(facts), tensors_table(description)))
 
 
-@app.command()
+@_command
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe as JSON.", show_default=False)] = None,
     settings: Annotated[bool, typer.Option("--settings", help="List every setting with what it means.")] = False,

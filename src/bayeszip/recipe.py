@@ -188,7 +188,7 @@ def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
 
 
 #: Pretraining with an ℓ₂ penalty, for built-in networks that come without weights.
-_L2 = Phase(name="l2", epochs=60, noise=False, weight_decay=1e-5, rate_theta=1e-3, schedule="cosine")
+_L2 = Phase(name="l2", epochs=60, noise=False, weight_decay=3e-5, rate_theta=2e-3, schedule="cosine")
 _PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
 _PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
 _PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
@@ -199,15 +199,16 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(
             name="quick",
             batch_size=256,
-            pretraining=(dataclasses.replace(_L2, epochs=20, rate_theta=2e-3),),
+            pretraining=(dataclasses.replace(_L2, epochs=20),),
             phases=(
                 Phase(
                     name="vd",
-                    epochs=100,
+                    epochs=110,
                     tau1=1.0,
                     tau1_ramp=0.3,
-                    rate_theta=2e-3,
-                    rate_log_sigma2=1e-3,
+                    distillation=0.5,
+                    rate_theta=4e-3,
+                    rate_log_sigma2=5e-4,
                     schedule="linear",
                     compact_every=5,
                 ),
@@ -216,18 +217,19 @@ RECIPES: dict[str, Recipe] = _named(
                     epochs=40,
                     tau1=1.0,
                     tau2=2e-2,
+                    distillation=0.5,
+                    rate_theta=5e-4,
+                    rate_log_sigma2=2.5e-4,
+                    rate_means=5e-4,
+                    schedule="linear",
                     reseed=True,
                     std_first=0.01,
                     std_last=0.003,
-                    rate_theta=5e-4,
-                    rate_log_sigma2=5e-4,
-                    rate_means=5e-4,
-                    schedule="linear",
                     compact_every=5,
                 ),
             ),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
-            closing=dataclasses.replace(_NO_CLOSING, epochs=10),
+            closing=dataclasses.replace(_NO_CLOSING, epochs=10, distillation=0.5),
         ),
         Recipe(
             name="vd+sws",
@@ -244,6 +246,6 @@ RECIPES: dict[str, Recipe] = _named(
         ),
         Recipe(name="paper-sws", pretraining=(_L2,), phases=(_PAPER_SWS,)),
         # Pretraining alone: what is left of it is fitted and coded, nothing is pruned.
-        Recipe(name="l2", pretraining=(_L2,), quantization=Quantization(assignment="fit")),
+        Recipe(name="l2", batch_size=64, pretraining=(_L2,), quantization=Quantization(assignment="fit")),
     ]
 )

@@ -1,0 +1,270 @@
+"""The command line as a user meets it: in processes of its own, with exit statuses and messages."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import bayeszip
+from bayeszip.cli import main
+
+NETS = """
+import torch
+from torch import nn
+
+def tiny():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 2))
+
+def broken():
+    net = tiny()
+    with torch.no_grad():
+        net[1].weight[0, 0] = float("nan")
+    return net
+
+def no_layers():
+    return nn.Sequential(nn.Flatten(), nn.PReLU())
+
+def loaders():
+    x = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = list(zip(x.split(16), (x.mean((1, 2, 3)) > 0).long().split(16)))
+    return data, data
+
+def not_loaders():
+    return 5
+"""
+
+
+def write_idx(path, array):
+    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with networks, and with images whose class is which half is bright."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "nets.py").write_text(NETS)
+    images = folder / "images"
+    images.mkdir()
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 480), ("t10k", 120)):
+        labels = rng.integers(0, 2, n).astype(np.uint8)
+        pixels = rng.integers(0, 60, (n, 8, 8))
+        pixels[:, :4] += 120 * labels[:, None, None]
+        write_idx(images / f"{split}-images-idx3-ubyte", pixels.astype(np.uint8))
+        write_idx(images / f"{split}-labels-idx1-ubyte", labels)
+    return folder
+
+
+def command(folder, *arguments, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "bayeszip", *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """The command line in this process: importing torch takes longer than most commands."""
+
+    def run(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["bayeszip", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return Done(left.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def compress_arguments(output, *more, model="nets:tiny"):
+    quick = ["--recipe", "quick", "--set", "epochs_scale=0.05", "--set", "batch_size=32", "--set", "all.tau1=0.1"]
+    return ["compress", model, "--data", "idx:images", "--pretrain", *quick, "-o", output, *more]
+
+
+@pytest.fixture(scope="module")
+def compressed(folder):
+    done = command(folder, *compress_arguments("net.bayz", "--json", "--run", "record"))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_compress_writes_what_evaluate_measures_in_a_new_process(folder, compressed):
+    done = command(folder, "evaluate", "net.bayz", "--data", "idx:images", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures == compressed
+    assert figures["accuracy"] > 0.9
+    assert figures["bytes"] == (folder / "net.bayz").stat().st_size
+    assert figures["params"] == 64 * 12 + 12 + 12 * 2 + 2
+    assert figures["ratio"] == pytest.approx(4 * figures["params"] / figures["bytes"])
+    assert 0 < figures["nonzero"] <= figures["params_kept"] <= figures["params"]
+
+
+def test_evaluate_in_words(run, folder, compressed):
+    done = run("evaluate", "net.bayz", "--data", "idx:images")
+    assert f"accuracy {100 * compressed['accuracy']:.2f} %" in done.stdout
+    assert f"{compressed['bytes']:,} bytes" in done.stdout
+
+
+def test_the_run_folder_holds_the_whole_record(folder, compressed):
+    record = json.loads((folder / "record" / "result.json").read_text())
+    assert {key: record[key] for key in compressed} == compressed
+    assert record["recipe"]["phases"][0]["tau1"] == 0.1
+    assert record["seed"] == 0
+    assert record["versions"]["torch"]
+    assert len(record["history"]) > 3
+    assert (folder / "record" / "net.bayz").read_bytes() == (folder / "net.bayz").read_bytes()
+    assert "validation accuracy" in (folder / "record" / "report.txt").read_text()
+
+
+def test_info_adds_up_to_the_file(run, folder, compressed):
+    done = run("info", "net.bayz", "--json")
+    described = json.loads(done.stdout)
+    total = sum(described["parts"].values()) + sum(tensor["bytes"] for tensor in described["tensors"])
+    assert total == described["bytes"] == compressed["bytes"]
+    table = run("info", "net.bayz")
+    assert table.returncode == 0
+    assert "1.weight" in table.stdout
+    assert f"{compressed['bytes']:,}" in table.stdout
+
+
+def test_info_does_not_need_torch(folder, compressed):
+    (folder / "torch.py").write_text("raise ImportError('torch is not here')")
+    try:
+        assert command(folder, "info", "net.bayz").returncode == 0
+    finally:
+        (folder / "torch.py").unlink()
+
+
+def test_own_loaders_and_the_report_in_words(run, folder):
+    arguments = compress_arguments("own.bayz")
+    arguments[arguments.index("idx:images")] = "nets:loaders"
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "the whole file" in done.stdout
+    assert "written to own.bayz" in done.stdout
+    assert "phase vd" in done.stderr
+
+
+def test_weights_come_from_safetensors(run, folder):
+    script = "import nets, safetensors.torch as s; s.save_file(nets.tiny().state_dict(), 'w.safetensors')"
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True)
+    arguments = [*compress_arguments("w.bayz", "--weights", "w.safetensors"), "--no-pretrain"]
+    assert run(*arguments).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["evaluate", "gone.bayz", "--data", "idx:images"], 1, "can't read gone.bayz"),
+        (["info", "gone.bayz"], 1, "can't read gone.bayz"),
+        (["info", "nets.py"], 1, "bayeszip: "),
+        (["evaluate", "net.bayz", "--data", "idx:gone"], 1, "gone"),
+        (["evaluate", "net.bayz", "--data", "cifar"], 1, "unknown data 'cifar'; give mnist"),
+        (compress_arguments("x.bayz", model="nets:gone"), 1, "has no 'gone'"),
+        (
+            [*compress_arguments("x.bayz", model="nets:broken")[:4], "--no-pretrain", "-o", "x.bayz"],
+            1,
+            "1.weight holds 1",
+        ),
+        (compress_arguments("x.bayz", model="nets:no_layers"), 1, "no layer that can be compressed"),
+        (compress_arguments("x.bayz", "--set", "nonsense=1"), 2, "no setting nonsense"),
+        (compress_arguments("x.bayz", "--set", "vd.tau1=much"), 2, "vd.tau1 must be of type float"),
+        (["compress", "nets:tiny", "--recipe", "slow", "-o", "x.bayz"], 2, "no recipe 'slow'; known: quick"),
+        (compress_arguments("gone/x.bayz"), 1, "gone"),
+        (compress_arguments("images"), 1, "images"),
+        (compress_arguments("x.bayz", "--weights", "w.pt"), 1, "safetensors files only"),
+        (compress_arguments("x.bayz", "--weights", "gone.safetensors"), 1, "can't read gone.safetensors"),
+        (["compress", "nets:tiny", "--data", "nets:not_loaders", "-o", "x.bayz"], 1, "must return (train, validation)"),
+        (["compress", "nets:tiny"], 2, "Missing option"),
+        (["nonsense"], 2, "No such command"),
+        (["compress", "nets:tiny", "-o", "x.bayz", "--seed", "minus"], 2, "--seed"),
+    ],
+)
+def test_a_mistake_gets_a_line_and_no_traceback(run, folder, compressed, arguments, status, message):
+    done = run(*arguments)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "x.bayz").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "longer labels", "wrong magic"])
+def test_broken_data_names_the_file(run, folder, tmp_path, damage):
+    for path in (folder / "images").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    labels = tmp_path / "train-labels-idx1-ubyte"
+    if damage == "truncated":
+        labels.write_bytes(labels.read_bytes()[:-7])
+    elif damage == "longer labels":
+        write_idx(labels, np.zeros(500, np.uint8))
+    else:
+        labels.write_bytes(b"\x01" + labels.read_bytes()[1:])
+    arguments = compress_arguments("x.bayz")
+    arguments[arguments.index("idx:images")] = f"idx:{tmp_path}"
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert "train-labels-idx1-ubyte" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_in_the_middle_stops_cleanly(folder, tmp_path):
+    output = tmp_path / "x.bayz"
+    output.write_bytes(b"old")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bayeszip", *compress_arguments(output, "--set", "vd.epochs=1000000")],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The pretraining phase announces its end on standard error; after it the long phase runs.
+    assert "phase l2" in process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; nothing was written" in errors
+    assert "Traceback" not in errors
+    assert output.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_recipes_are_listed_printed_and_explained(run):
+    assert "paper-vd+sws" in run("recipes").stdout
+    printed = run("recipes", "paper-vd").stdout
+    assert json.loads(printed)["phases"][0]["epochs"] == 200
+    assert "PHASE.tau1" in run("recipes", "--settings").stdout
+
+
+def test_every_command_has_help_with_an_example(run):
+    listed = run("--help").stdout
+    for name in ("compress", "evaluate", "info", "recipes"):
+        assert name in listed
+        text = run(name, "--help").stdout
+        assert f"bayeszip {name}" in text.split("Options")[0].split("Example")[1]
+
+
+def test_version(run):
+    assert run("--version").stdout == f"bayeszip {bayeszip.__version__}\n"

@@ -1,0 +1,263 @@
+"""The whole path on small problems: what comes back is what was promised, and what can't work says why."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip import codec
+from bayeszip.data import Batches
+from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
+from bayeszip.fitting import Watcher, evaluate
+from bayeszip.recipe import Recipe, recipe
+
+QUICK = recipe("quick").override("epochs_scale=0.05", "all.compact_every=2", "mixture.components=9")
+
+
+class Silent(Watcher):
+    """No display in tests."""
+
+
+def blobs(n=512, features=12, classes=3, seed=0):
+    """Gaussian clouds; only the first four features tell the classes apart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    inputs = torch.randn(n, features, generator=generator)
+    inputs[:, :4] += 3 * nn.functional.one_hot(labels, 4).float()
+    return inputs, labels
+
+
+def batches(n=512, seed=0, **options):
+    return Batches(*blobs(n, seed=seed, **options), 64, shuffle=True, seed=seed)
+
+
+def mlp(features=12, hidden=16, classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def compress(model, *, settings=QUICK, pretrain=True, data=None, **options):
+    return bayeszip.compress(
+        model,
+        data or batches(),
+        val_loader=batches(seed=1),
+        recipe=settings,
+        pretrain=pretrain,
+        device="cpu",
+        watcher=Silent(),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compress(mlp(), settings=recipe("quick").override("epochs_scale=0.3", "all.tau1=0.2", "all.compact_every=5"))
+
+
+def test_the_file_holds_the_network_and_gives_it_back(result, tmp_path):
+    path = tmp_path / "net.bayz"
+    result.save(path)
+    assert path.read_bytes() == result.blob
+    assert result.bytes == path.stat().st_size
+    net = bayeszip.load(path)
+    x, y = blobs(seed=2)
+    assert torch.equal(net(x), result.model(x))
+    assert not net.training
+    assert all(type(layer).__module__.startswith(("torch.nn", "bayeszip.graph")) for layer in net.modules())
+    assert evaluate(net, [(x, y)]) > 0.9
+
+
+def test_the_ratio_counts_the_whole_file_against_the_original(result):
+    parameters = sum(p.numel() for p in mlp().parameters())
+    assert result.compressed.original_parameters == parameters
+    assert result.ratio == pytest.approx(4 * parameters / len(result.blob))
+
+
+def test_features_that_say_nothing_are_pruned(result):
+    kept = result.compressed.tensors["0.weight"].symbols != 0
+    assert kept[:, :4].sum() > 0
+    assert kept[:, 4:].mean() < 0.5 * kept[:, :4].mean()
+
+
+def test_all_weights_take_the_shared_values_and_zero(result):
+    for tensor in result.compressed.tensors.values():
+        assert isinstance(tensor, bayeszip.QuantizedTensor)
+        assert len(tensor.codebook) <= QUICK.mixture.components + 8
+        assert np.array_equal(tensor.codebook, tensor.codebook.astype(np.float16).astype(np.float32))
+
+
+def test_the_report_says_what_went_in_and_out(result):
+    report = result.report()
+    assert f"{result.bytes:,} B" in report
+    assert "0.weight" in report
+    assert "validation accuracy" in report
+    assert f"{100 * result.accuracy:.2f} % as decoded" in report
+
+
+def test_history_has_every_epoch_with_bytes_at_the_end_of_phases(result):
+    phases = [*result.recipe.pretraining, *result.recipe.phases, result.recipe.closing]
+    assert len(result.history) == sum(phase.epochs for phase in phases)
+    assert result.history[-1].phase == "values"
+    last_vd = [stats for stats in result.history if stats.phase == "vd"][-1]
+    assert last_vd.bytes is not None
+    assert 0 < last_vd.zeros <= 1
+
+
+def test_the_users_model_and_random_numbers_are_left_alone():
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    compress(model)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
+def test_same_seed_same_bytes_other_seed_others():
+    first, second, other = (compress(mlp(), seed=seed).blob for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("name", ["paper-vd+sws", "paper-vd", "paper-sws", "vd+sws", "l2"])
+def test_every_recipe_runs(name):
+    settings = recipe(name).override("epochs_scale=0.01", "l2.rate_theta=0.01")
+    result = compress(mlp(), settings=settings)
+    assert codec.decode(result.blob) == result.compressed
+    assert result.accuracy > 0.5
+
+
+def test_a_network_that_can_not_be_traced_is_stored_without_graph(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.fc(x) * (1.0 if x.sum().item() > -1e9 else 2.0)
+
+    result = compress(Odd())
+    assert result.without_graph
+    assert "no graph in the file" in result.report()
+    path = tmp_path / "odd.bayz"
+    result.save(path)
+    with pytest.raises(ModelError, match="into="):
+        bayeszip.load(path)
+    x, _ = blobs(seed=2)
+    assert torch.equal(bayeszip.load(path, into=Odd())(x), result.model(x))
+
+
+def test_layers_it_does_not_know_stay_and_are_named():
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.PReLU(), nn.Linear(8, 3))
+    result = compress(model)
+    assert result.conversion.converted == ("0", "3")
+    assert result.conversion.kept == (("1", "BatchNorm1d"), ("2", "PReLU"))
+    assert "1 (BatchNorm1d), 2 (PReLU)" in result.report()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda net: nn.init.zeros_(net[0].weight), id="all-zero layer"),
+        pytest.param(lambda net: [nn.init.constant_(p, 0.1) for p in net.parameters()], id="constant weights"),
+        pytest.param(lambda net: [nn.init.zeros_(p) for p in net.parameters()], id="all zero"),
+    ],
+)
+@pytest.mark.parametrize("name", ["quick", "paper-vd+sws", "paper-vd", "paper-sws"])
+def test_degenerate_weights_are_compressed(spoil, name):
+    model = mlp()
+    spoil(model)
+    result = compress(model, settings=recipe(name).override("epochs_scale=0.01"), pretrain=False)
+    assert codec.decode(result.blob) == result.compressed
+    assert all(torch.isfinite(p).all() for p in result.model.parameters())
+
+
+def test_layers_of_one_weight_are_compressed():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 2))
+    data = Batches(torch.randn(64, 1), torch.arange(64) % 2, 16)
+    result = bayeszip.compress(model, data, recipe=QUICK, device="cpu", watcher=Silent())
+    assert result.accuracy is None
+    assert result.model(torch.zeros(3, 1)).shape == (3, 2)
+
+
+def test_a_model_without_a_layer_to_compress_is_refused():
+    with pytest.raises(ModelError, match="no layer that can be compressed; these can: Linear"):
+        compress(nn.Sequential(nn.PReLU(), nn.Flatten()), pretrain=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value):
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[1, 3] = value
+    with pytest.raises(ModelError, match=r"2\.weight holds 1 values that are NaN or infinite"):
+        compress(model, pretrain=False)
+
+
+def test_nan_in_the_data_stops_with_phase_and_epoch():
+    inputs, labels = blobs()
+    inputs[100] = math.nan
+    with pytest.raises(TrainingError, match="phase l2, epoch 1 of 1: the data's loss is no longer finite"):
+        compress(mlp(), data=Batches(inputs, labels, 64))
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(DataError, match="gave no batch"):
+        bayeszip.compress(mlp(), [], recipe=QUICK, device="cpu", watcher=Silent())
+
+
+def test_an_unwritable_path_says_so(result, tmp_path):
+    with pytest.raises(OutputError, match="nowhere"):
+        result.save(tmp_path / "nowhere" / "net.bayz")
+
+
+def test_ctrl_c_while_saving_leaves_the_old_file(result, tmp_path, monkeypatch):
+    path = tmp_path / "net.bayz"
+    path.write_bytes(b"old")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        result.save(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ModelError, match="device warp can't be used"):
+        bayeszip.compress(mlp(), batches(), recipe=QUICK, device="warp")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"can't read .*gone\.bayz"):
+        bayeszip.load(tmp_path / "gone.bayz")
+
+
+def test_a_convolutional_network_with_dead_channels_comes_back_smaller():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6 * 9, 10), nn.ReLU(), nn.Linear(10, 2)
+    )
+    images = torch.randn(256, 1, 8, 8)
+    labels = (images.mean(dim=(1, 2, 3)) > 0).long()
+    settings = recipe("quick").override("epochs_scale=0.2", "all.tau1=0.3", "all.compact_every=2")
+    result = bayeszip.compress(
+        model, Batches(images, labels, 64, shuffle=True), recipe=settings, pretrain=True, device="cpu", watcher=Silent()
+    )
+    assert result.compressed.parameters < result.compressed.original_parameters
+    assert result.model(images[:2]).shape == (2, 2)
+
+
+def test_the_default_recipe_is_ours():
+    import inspect
+
+    assert inspect.signature(bayeszip.compress).parameters["recipe"].default == "vd+sws"
+    assert isinstance(recipe("vd+sws"), Recipe)

@@ -1,0 +1,153 @@
+"""Recipes: the paper's settings to the letter, JSON there and back, overrides, and refusals that name the culprit."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayeszip.errors import RecipeError
+from bayeszip.fitting import Phase
+from bayeszip.quantize import Quantization
+from bayeszip.recipe import RECIPES, Coding, MixtureStart, Recipe, recipe, settings_help
+
+
+def test_the_papers_recipe_is_the_papers():
+    vd, vd_sws = recipe("paper-vd+sws").phases
+    assert (vd.epochs, vd.tau1, vd.tau2) == (200, 1.0, 0.0)
+    assert (vd_sws.epochs, vd_sws.tau1, vd_sws.tau2) == (100, 1.0, 2e-2)
+    for phase in (vd, vd_sws):
+        rates = (phase.rate_theta, phase.rate_log_sigma2, phase.rate_means, phase.rate_log_precisions)
+        assert rates == (5e-5, 1e-4, 1e-4, 1e-4)
+        assert phase.rate_log_proportions == 3e-3
+        assert (phase.schedule, phase.noise, phase.tau1_ramp, phase.tau2_ramp) == ("constant", True, 0.0, 0.0)
+        assert (phase.reseed, phase.std_first, phase.distillation, phase.compact_every) == (False, 0.0, 0.0, 0)
+    chosen = recipe("paper-vd+sws")
+    assert chosen.mixture == MixtureStart(components=17, zero_proportion=0.999, hyper_shape=1e5, hyper_rate=10.0)
+    assert chosen.start_log_sigma2 == -10.0
+    assert chosen.quantization == Quantization(assignment="mixture", prune_rate=1.0, merge_within=0.0, codebook_bits=32)
+    assert chosen.closing.epochs == 0
+    assert chosen.biases
+
+
+def test_the_papers_variational_dropout_alone():
+    chosen = recipe("paper-vd")
+    (phase,) = chosen.phases
+    assert (phase.epochs, phase.tau1, phase.tau2) == (200, 1.0, 0.0)
+    how = chosen.quantization
+    assert (how.assignment, how.prune_rate, how.components) == ("fit", 0.95, 64)
+
+
+def test_the_papers_soft_weight_sharing_alone():
+    (phase,) = recipe("paper-sws").phases
+    assert (phase.epochs, phase.noise, phase.tau1, phase.tau2) == (100, False, 0.0, 1e-2)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json(name):
+    assert Recipe.from_json(RECIPES[name].to_json()) == RECIPES[name]
+    assert json.loads(RECIPES[name].to_json())["name"] == name
+
+
+def test_a_recipe_is_read_from_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    mine = dataclasses.replace(recipe("quick"), name="mine", batch_size=7)
+    path.write_text(mine.to_json(), encoding="utf-8")
+    assert recipe(str(path)) == mine
+
+
+phases = st.builds(
+    Phase,
+    name=st.sampled_from(["a", "b", "c"]),
+    epochs=st.integers(0, 1000),
+    tau1=st.floats(0, 100),
+    tau2=st.floats(1e-6, 100),
+    rate_theta=st.floats(0, 1),
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+)
+
+
+@given(phases, st.builds(Coding, offset_bits=st.integers(0, 32)), st.integers(1, 10_000), st.booleans())
+def test_any_recipe_survives_json(phase, coding, batch_size, biases):
+    made = Recipe(name="made", batch_size=batch_size, biases=biases, phases=(phase,), coding=coding)
+    assert Recipe.from_json(made.to_json()) == made
+
+
+def test_overrides_reach_every_part():
+    changed = recipe("quick").override(
+        "batch_size=32", "vd.epochs=7", "all.tau1=2.5", "mixture.components=9", "values.epochs=3", "l2.epochs=1"
+    )
+    assert changed.batch_size == 32
+    assert changed.phases[0].epochs == 7
+    assert [phase.tau1 for phase in changed.phases] == [2.5, 2.5]
+    assert changed.mixture.components == 9
+    assert changed.closing.epochs == 3
+    assert changed.pretraining[0].epochs == 1
+    assert changed.pretraining[0].tau1 == 0.0
+    assert recipe("quick").phases[0].epochs != 7
+
+
+def test_epochs_scale_shortens_every_phase_and_drops_none():
+    scaled = recipe("quick").override("epochs_scale=0.001").scaled()
+    assert [phase.epochs for phase in (*scaled.pretraining, *scaled.phases, scaled.closing)] == [1, 1, 1, 1]
+    assert recipe("paper-vd").override("epochs_scale=0.5").scaled().closing.epochs == 0
+    assert scaled.scaled() == scaled
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("nonsense", "FIELD=VALUE"),
+        ("nonsense=1", "no setting nonsense; known: .*batch_size"),
+        ("vd.nonsense=1", "vd has no setting nonsense"),
+        ("nowhere.tau1=1", "no part 'nowhere'; known: .*vd"),
+        ("vd.tau1=-1", "vd.tau1 must be at least 0, not -1.0"),
+        ("vd.tau1=nan", "vd.tau1 must be finite"),
+        ("vd.epochs=2.5", "vd.epochs must be of type int, not '2.5'"),
+        ("vd.noise=perhaps", "vd.noise must be true or false"),
+        ("vd.noise=false", "needs noise=true"),
+        ("vd.schedule=zigzag", "vd.schedule must be one of constant, linear, cosine"),
+        ("vd.std_first=0.1", "both std_first and std_last"),
+        ("mixture.zero_proportion=1", "between 0 and 1"),
+        ("quantization.codebook_bits=24", "16 or 32"),
+        ("coding.coder=zip", "must be one of default, context, csr-huffman"),
+        ("phases=1", "no setting phases"),
+    ],
+)
+def test_a_wrong_override_says_what_is_wrong(assignment, message):
+    with pytest.raises(RecipeError, match=message):
+        recipe("quick").override(assignment)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "must be an object"),
+        ('{"nonsense": 1}', "no setting nonsense"),
+        ('{"batch_size": "many"}', "batch_size must be of type int, not 'many'"),
+        ('{"batch_size": true}', "batch_size must be of type int"),
+        ('{"phases": [{"name": "vd", "tau1": "big"}]}', "vd.tau1 must be of type float"),
+        ('{"phases": [{"name": "x", "tau2": 1}, {"name": "x"}]}', "names of their own"),
+        ('{"phases": [{"name": "coding", "tau2": 1}]}', "names of their own"),
+        ('{"phases": [{"name": "vd", "tau1": 1}]}', "no phase trains the mixture"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(text, message):
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_json(text)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(RecipeError, match=r"no recipe 'paper'; known: .*paper-vd"):
+        recipe("paper")
+    with pytest.raises(RecipeError, match=r"can't read the recipe gone\.json"):
+        recipe("gone.json")
+
+
+def test_every_setting_is_documented():
+    documented = dict(settings_help())
+    for prefix, part in (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization)):
+        for field in dataclasses.fields(part):
+            assert documented[prefix + field.name]
