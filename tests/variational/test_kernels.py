@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
+from scipy import stats
 
 from bayeszip.variational import kernels
 from bayeszip.variational.distributions import THETA2_FLOOR, kl_log_uniform, kl_log_uniform_slope, log_alpha
@@ -89,3 +91,42 @@ def test_read_grid_counts_a_hundred_million_weights():
     moments[:, 0, 0] = 2**24
     kernels.read_grid(theta, np.float32(0), np.float32(1), np.zeros(3, np.float32), by_theta, moments)
     assert moments[:, 0, 0].sum(dtype=np.float64) == 2**26 + theta.size
+
+
+@njit
+def words(counter: np.uint64, key: np.uint64) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+    return kernels.philox(counter, key)
+
+
+def test_philox_gives_its_authors_known_answers():
+    """Of philox4x32-10 in Random123's kat_vectors, those whose upper counter words are 0."""
+    assert [hex(word) for word in words(np.uint64(0), np.uint64(0))] == [
+        "0x6627e8d5",
+        "0xe169c58d",
+        "0xbc57ac4c",
+        "0x9b00dbd8",
+    ]
+
+
+def test_noise_is_standard_normal():
+    values = np.empty(1_000_000, np.float32)
+    kernels.fill_normal(values, np.uint64(7))
+    noise = values.astype(np.float64)
+    size = noise.size
+    assert abs(noise.mean()) < 4 / np.sqrt(size)
+    assert abs(noise.var() - 1) < 4 * np.sqrt(2 / size)
+    assert abs((noise**3).mean()) < 4 * np.sqrt(15 / size)
+    assert abs((noise**4).mean() - 3) < 4 * np.sqrt(96 / size)
+    assert stats.kstest(noise[::10], "norm").pvalue > 1e-3
+    assert np.abs(noise).max() > 4.4
+
+
+def test_noise_is_independent_within_and_across_draws():
+    values = [np.empty(400_000, np.float32) for _ in range(2)]
+    for seed, draw in enumerate(values):
+        kernels.fill_normal(draw, np.uint64(seed))
+    quarters = np.concatenate(values).astype(np.float64).reshape(8, -1)
+    limit = 4.5 / np.sqrt(quarters.shape[1])
+    assert np.abs(np.corrcoef(quarters) - np.eye(8)).max() < limit
+    assert np.abs(np.corrcoef(quarters**2) - np.eye(8)).max() < limit
+    assert abs(np.corrcoef(quarters[:, 1:].ravel(), quarters[:, :-1].ravel())[0, 1]) < limit

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bayeszip.variational import VariationalLayer, to_stock, to_variational, variational_weights
+from bayeszip.variational.layers import standard_normal_like
 
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 4), (3, 6)),
@@ -154,3 +155,15 @@ def test_stock_state_dicts_load_and_keep_log_sigma2():
     assert torch.equal(other.weight_log_sigma2, before)
     with pytest.raises(RuntimeError, match="size mismatch"):
         layer.load_state_dict(nn.Linear(4, 2).state_dict())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (256, 300)])
+def test_noise_follows_torchs_seed(shape):
+    like = torch.zeros(shape)
+    torch.manual_seed(3)
+    first, second = standard_normal_like(like), standard_normal_like(like)
+    torch.manual_seed(3)
+    assert torch.equal(standard_normal_like(like), first)
+    assert first.shape == shape
+    assert first.numel() == 0 or not torch.equal(first, second)
+    assert standard_normal_like(like.double()).dtype == torch.float64

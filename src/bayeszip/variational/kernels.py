@@ -1,4 +1,4 @@
-"""The elementwise work over all weights, each in one pass, compiled for the CPU.
+"""The elementwise work over all weights, and the noise, each in one pass, compiled for the CPU.
 
 A training step of a dense layer is a few matrix products; done as separate tensor operations, the regularizer's dozen
 passes over all weights would cost more than they do. Logarithm and exponential are polynomials (after Cephes' `logf`
@@ -10,9 +10,9 @@ from numba import njit
 
 from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["kl_with_slopes", "read_grid", "tabulate_mixture"]
+__all__ = ["fill_normal", "kl_with_slopes", "philox", "read_grid", "tabulate_mixture"]
 
-_f, _i = np.float32, np.int32
+_f, _i, _u, _u64 = np.float32, np.int32, np.uint32, np.uint64
 _K1, _K2, _K3, _BOUND, _FLOOR = _f(K1), _f(K2), _f(K3), _f(LOG_ALPHA_BOUND), _f(THETA2_FLOOR)
 _LN2 = _f(np.log(2))
 #: exp of less than this is no normal float32.
@@ -159,3 +159,45 @@ def read_grid(
             moments[table, nodes[i], 0] += 1
             moments[table, nodes[i], 1] += t
             moments[table, nodes[i], 2] += t * t
+
+
+@njit(inline="always")
+def philox(counter: np.uint64, key: np.uint64) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+    """Four random words: Philox4x32-10 of Salmon et al. (2011), "Parallel random numbers: as easy as 1, 2, 3"."""
+    x0, x1, x2, x3 = _u(counter), _u(counter >> _u64(32)), _u(0), _u(0)
+    k0, k1 = _u(key), _u(key >> _u64(32))
+    for _ in range(10):
+        a, b = _u64(0xD2511F53) * _u64(x0), _u64(0xCD9E8D57) * _u64(x2)
+        x0, x1, x2, x3 = _u(_u(b >> _u64(32)) ^ x1 ^ k0), _u(b), _u(_u(a >> _u64(32)) ^ x3 ^ k1), _u(a)
+        k0, k1 = _u(k0 + _u(0x9E3779B9)), _u(k1 + _u(0xBB67AE85))
+    return x0, x1, x2, x3
+
+
+@njit(inline="always")
+def _normal_pair(a: np.uint32, b: np.uint32) -> tuple[np.float32, np.float32]:
+    """Two independent normal values from two random words, after Box and Muller (1958).
+
+    The angle is drawn within ±π/4, where short polynomials (after Cephes' `sinf` and `cosf`) give sine and cosine, and
+    then turned by a random quarter.
+    """
+    radius = np.sqrt(_f(-2) * _log((_f(_i(a >> _u(1))) + _f(0.5)) * _f(2.0**-31)))
+    angle = _f(_i(b) >> _i(2)) * _f(np.pi / 2 * 2.0**-30)
+    z = angle * angle
+    sine = ((_f(-1.9515295891e-4) * z + _f(8.3321608736e-3)) * z - _f(1.6666654611e-1)) * z * angle + angle
+    cosine = (_f(2.443315711809948e-5) * z - _f(1.388731625493765e-3)) * z + _f(4.166664568298827e-2)
+    cosine = cosine * z * z - _f(0.5) * z + _f(1)
+    radius = radius if b & _u(1) else -radius
+    upright = (b & _u(2)) != _u(0)
+    return radius * (cosine if upright else -sine), radius * (sine if upright else cosine)
+
+
+@njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
+def fill_normal(values: np.ndarray, seed: np.uint64) -> None:
+    """Independent standard normal values, as many as `values` has places; their number is a multiple of four."""
+    quarter = values.size // 4
+    first, second = values[:quarter], values[quarter : 2 * quarter]
+    third, fourth = values[2 * quarter : 3 * quarter], values[3 * quarter :]
+    for i in range(quarter):
+        a, b, c, d = philox(_u64(i), seed)
+        first[i], second[i] = _normal_pair(a, b)
+        third[i], fourth[i] = _normal_pair(c, d)
