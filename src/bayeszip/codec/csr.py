@@ -12,6 +12,7 @@ import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter, get_bits, put_bits
 from bayeszip.codec.compilation import compiled
+from bayeszip.codec.evidence import log_count
 from bayeszip.codec.huffman import HuffmanCode, decode_symbol
 from bayeszip.codec.syntax import CorruptPayload, InvalidField
 
@@ -66,7 +67,7 @@ class Layout:
 
 
 def choose_layout(symbols: np.ndarray, shape: tuple[int, ...], width: int | None = None) -> Layout:
-    """The layout that takes the fewest bits, padding entries counted by their share; `width` fixes the offsets'."""
+    """The layout that takes the fewest bits, values counted by their entropy; `width` fixes the offsets'."""
     candidates = [
         candidate
         for transposed in (False, True)
@@ -90,12 +91,23 @@ def _candidates(tensor: Tensor, transposed: bool, fixed_width: int | None) -> li
                 pads = int(padding[width])
                 count_width = (int(longest[width]) - drop_rows).bit_length()
                 bits = drop_rows * rows.size + drop_columns * columns.size + int(stay.sum()) * count_width
-                bits += (nonzero + pads) * width + pads * max(1, ((nonzero + pads) // max(pads, 1)).bit_length())
+                bits += (nonzero + pads) * width + _padding_bits(nonzero, pads)
                 layout = Layout(
                     transposed, drop_rows, drop_columns, width, count_width, stay, kept, nonzero + pads, pads
                 )
                 found.append((bits, layout))
     return found
+
+
+def _padding_bits(nonzero: int, pads: int) -> int:
+    """What padding adds to the code of the values: its entropy among them, but at least the bits Huffman's code needs,
+    which are one for each padding, and one more for each value where padding is the commoner."""
+
+    def spread(count: int) -> int:
+        return count * int(log_count(count)) if count else 0
+
+    natural = spread(nonzero + pads) - spread(pads) - spread(nonzero)
+    return max(natural * 1000 // 177_446, pads + min(nonzero, pads))  # 256 · ln 2 = 177.446
 
 
 @compiled

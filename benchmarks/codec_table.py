@@ -1,0 +1,333 @@
+"""Sizes and speed of the codec beside its peers, in one run; writes benchmarks/codec.json and benchmarks/CODEC.md.
+
+    python benchmarks/codec_table.py [--peer /tmp/nncodec/bin/python] [--only sizes|speed|start|scale]
+
+The peer is NNCodec 2.1.3 in a virtual environment of its own; see codec_peer.py for how to make it. Without it, its
+columns stay empty. Times are processor seconds of one thread, the best of three.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bayeszip.codec import decode, encode, measure
+from bayeszip.tensors import CompressedModel, QuantizedTensor
+
+HERE = Path(__file__).parent
+CODEBOOK = (
+    np.concatenate([[0.0], np.sort(np.random.default_rng(5).normal(size=16))]).astype(np.float16).astype(np.float32)
+)
+LENET_300_100 = {"fc1.weight": (300, 784), "fc2.weight": (100, 300), "fc3.weight": (10, 100)}
+RESNET_18 = (
+    [(64, 3, 7, 7)]
+    + [(64, 64, 3, 3)] * 4
+    + [(128, 64, 3, 3), (128, 128, 3, 3), (128, 64, 1, 1)] + [(128, 128, 3, 3)] * 2
+    + [(256, 128, 3, 3), (256, 256, 3, 3), (256, 128, 1, 1)] + [(256, 256, 3, 3)] * 2
+    + [(512, 256, 3, 3), (512, 512, 3, 3), (512, 256, 1, 1)] + [(512, 512, 3, 3)] * 2
+    + [(1000, 512)]
+)  # fmt: skip
+
+
+def synthetic(rows: float, columns: float, seed: int = 0) -> CompressedModel:
+    """LeNet-300-100's shapes, 1.5 % weights of 16 values, in a share of the rows and of the columns."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, (height, width) in LENET_300_100.items():
+        live = np.outer(_some(random, height, rows), _some(random, width, columns))
+        mask = live & (random.random((height, width)) < 0.015 * live.size / live.sum())
+        tensors[name] = QuantizedTensor(random.integers(1, 17, (height, width)) * mask, CODEBOOK)
+    return CompressedModel(tensors)
+
+
+def _some(random: np.random.Generator, count: int, share: float) -> np.ndarray:
+    chosen = np.zeros(count, dtype=bool)
+    chosen[random.permutation(count)[: max(1, round(share * count))]] = True
+    return chosen
+
+
+def bound(model: CompressedModel, rows: bool, columns: bool) -> float:
+    """Bytes of the places among live cells and of the values: the entropy, without which rows and columns live."""
+    bits = 0.0
+    for tensor in model.tensors.values():
+        mask = tensor.symbols.reshape(tensor.shape[0], -1) > 0
+        cells = (mask.any(1).sum() if rows else mask.shape[0]) * (mask.any(0).sum() if columns else mask.shape[1])
+        counts = np.bincount(tensor.symbols.reshape(-1), minlength=2)[1:]
+        bits += _entropy(np.array([mask.sum(), cells - mask.sum()])) + _entropy(counts)
+    return bits / 8
+
+
+def _entropy(counts: np.ndarray) -> float:
+    counts = counts[counts > 0]
+    return float(-(counts * np.log2(counts / counts.sum())).sum())
+
+
+def peer(python: str | None, model: CompressedModel) -> dict | None:
+    """NNCodec's figures for the model's indices: signed, 0 for no weight."""
+    if python is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "indices.npz"
+        np.savez(path, **{name: _signed(tensor) for name, tensor in model.tensors.items()})
+        run = subprocess.run(
+            [python, str(HERE / "codec_peer.py"), str(path)], capture_output=True, text=True, check=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def _signed(tensor: QuantizedTensor) -> np.ndarray:
+    """Symbols as small integers of the values' signs, the nearer to 0 the smaller."""
+    negative = np.flatnonzero(tensor.codebook < 0)
+    positive = np.flatnonzero(tensor.codebook > 0)
+    table = np.zeros(tensor.codebook.size, dtype=np.int32)
+    table[negative[np.argsort(-tensor.codebook[negative])]] = -np.arange(1, negative.size + 1)
+    table[positive[np.argsort(tensor.codebook[positive])]] = np.arange(1, positive.size + 1)
+    return table[tensor.symbols]
+
+
+def sizes(python: str | None) -> list[dict]:
+    cases = {
+        "random places": (synthetic(1, 1), 5, (False, False)),
+        "30 % of rows": (synthetic(0.3, 1), 5, (True, False)),
+        "30 % of columns": (synthetic(1, 0.3), 5, (False, True)),
+        "30 % of rows × columns": (synthetic(0.3, 0.3), 5, (True, True)),
+    }
+    for name, width in (("lenet-300-100-a", 5), ("lenet-300-100-b", 5), ("lenet-5", 8)):
+        network = decode((HERE / "networks" / f"{name}.bayz").read_bytes())
+        cases[name] = (network, width, (True, True))
+    table = []
+    for name, (model, width, live) in cases.items():
+        found = peer(python, model)
+        values = next(iter(model.tensors.values())).codebook.size - 1
+        symbols = b"".join(tensor.symbols.tobytes() for tensor in model.tensors.values())
+        table.append(
+            {
+                "case": name,
+                "weights": model.nonzero,
+                "ours": len(encode(model)),
+                "nncodec": None if found is None else found["bytes"] + 2 * values,
+                "csr_paper": measure(model, coder="csr-huffman", offset_bits=width),
+                "csr_best": measure(model, coder="csr-huffman"),
+                "xz": len(lzma.compress(symbols, preset=9 | lzma.PRESET_EXTREME)),
+                "bound": round(bound(model, *live)),
+            }
+        )
+    return table
+
+
+def resnet(density: float) -> CompressedModel:
+    """ResNet-18's shapes with weights of 15 values, the small ones the likelier."""
+    random = np.random.default_rng(0)
+    share = np.array([8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4, 5, 6, 7, 8]) / 71
+    tensors = {}
+    for number, shape in enumerate(RESNET_18):
+        symbols = random.choice(15, size=shape, p=share).astype(np.uint8) + 1
+        symbols[random.random(shape) >= density] = 0
+        tensors[f"layer{number}.weight"] = QuantizedTensor(symbols, CODEBOOK[:16])
+    return CompressedModel(tensors)
+
+
+def speed(python: str | None) -> list[dict]:
+    from bayeszip.codec.container import _coder, _limits_of, _read, _write  # without the proof that `encode` adds
+
+    table = []
+    for name, density in (("2 % weights", 0.02), ("dense, 4 bits", 1.0)):
+        model = resnet(density)
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            blob = _write(model, _coder("context", {}), "context")
+            middle = time.process_time()
+            _read(blob, _limits_of(model))
+            times.append((middle - begin, time.process_time() - middle))
+        found = peer(python, model)
+        count = model.parameters / 1e6
+        ours = {"bytes": len(blob), "encode": min(t[0] for t in times), "decode": min(t[1] for t in times)}
+        rates = {
+            who: figures and {"bytes": figures["bytes"]} | {k: count / figures[k] for k in ("encode", "decode")}
+            for who, figures in (("ours", ours), ("nncodec", found))
+        }
+        table.append({"case": f"ResNet-18 shapes, {name}", "weights": model.parameters} | rates)
+    return table
+
+
+_START = """
+import time, sys
+t0 = time.perf_counter()
+import numpy
+t1 = time.perf_counter()
+import bayeszip.codec
+t2 = time.perf_counter()
+blob = open(sys.argv[1], "rb").read()
+bayeszip.codec.decode(blob)
+t3 = time.perf_counter()
+bayeszip.codec.decode(blob)
+t4 = time.perf_counter()
+print(t1 - t0, t2 - t1, t3 - t2, t4 - t3)
+"""
+
+
+def start() -> dict:
+    """A fresh process that decodes a small file: where its time goes, in milliseconds; the best of five."""
+    path = HERE / "networks" / "lenet-300-100-b.bayz"
+    best: dict = {}
+    for _ in range(5):
+        begin = time.perf_counter()
+        run = subprocess.run([sys.executable, "-c", _START, str(path)], capture_output=True, text=True, check=True)
+        whole = 1000 * (time.perf_counter() - begin)
+        parts = [1000 * float(part) for part in run.stdout.split()]
+        if not best or whole < best["whole"]:
+            names = ("numpy", "codec_and_numba", "first_decode", "second_decode")
+            best = {"bytes": path.stat().st_size, "whole": whole} | dict(zip(names, parts, strict=True))
+    return best
+
+
+_SCALE = """
+import json, resource, sys, time
+import numpy as np
+from bayeszip.codec import decode, encode
+from bayeszip.tensors import CompressedModel, QuantizedTensor
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+side = int(sys.argv[1])
+codebook = np.arange(16, dtype=np.float32)
+decode(encode(CompressedModel({"w": QuantizedTensor(np.eye(900, dtype=np.uint8), codebook)})))
+base = peak()
+symbols = np.zeros((side, side), dtype=np.uint8)
+random = np.random.default_rng(0)
+for row in symbols:
+    row[random.integers(0, side, side // 50)] = random.integers(1, 16)
+symbols.flags.writeable = False
+model = CompressedModel({"w": QuantizedTensor(symbols, codebook)})
+begin = time.process_time()
+blob = encode(model)
+middle = time.process_time()
+encoding = peak() - base
+del model, symbols
+decode(blob)
+print(json.dumps({"weights": side * side, "bytes": len(blob), "encode_and_verify": middle - begin,
+                  "decode": time.process_time() - middle, "peak_over_symbols": encoding / side**2}))
+"""
+
+
+def scale() -> list[dict]:
+    """10 and 100 million weights: seconds and peak memory (symbols included) over the symbols' own size."""
+    runs = (
+        subprocess.run([sys.executable, "-c", _SCALE, str(side)], capture_output=True, text=True, check=True)
+        for side in (3162, 10_000)
+    )
+    return [json.loads(run.stdout) for run in runs]
+
+
+def page(results: dict) -> str:
+    """All figures as one page."""
+    lines = ["# The codec in figures", "", "Written by `python benchmarks/codec_table.py`; don't edit.", ""]
+    lines += [f"Machine: {results['machine']}.", ""]
+    for name, section in (("sizes", _sizes), ("speed", _speed), ("start", _start), ("scale", _scale)):
+        if name in results:
+            lines += [*section(results[name]), ""]
+    return "\n".join(lines)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] + ["--:"] * (len(head) - 1), *rows)]
+
+
+def _sizes(rows: list[dict]) -> list[str]:
+    head = ["case", "weights", "**ours**", "NNCodec", "CSR + Huffman, as in the paper", "the same, best layout", "xz"]
+    head += ["entropy", "ours / entropy", "ours / NNCodec", "ours / paper"]
+
+    def against(row: dict, other: str) -> str:
+        return f"{row['ours'] / row[other] - 1:+.1%}" if row[other] else "–"
+
+    def count(row: dict, key: str) -> str:
+        return f"{row[key]:,}" if row[key] else "–"
+
+    cells = [
+        [row["case"], count(row, "weights"), f"**{row['ours']:,}**"]
+        + [count(row, key) for key in ("nncodec", "csr_paper", "csr_best", "xz", "bound")]
+        + [against(row, key) for key in ("bound", "nncodec", "csr_paper")]
+        for row in rows
+    ]
+    return [
+        "## Size, in bytes, everything included",
+        "",
+        *_table(head, cells),
+        "",
+        "Entropy: of places among the live cells (live rows and columns where the case has dead ones, and for trained",
+        "networks) and of values by layer; it leaves out which rows and columns live, codebook, names and shapes.",
+        "NNCodec: integer indices in one call, and 2 bytes for each shared value. xz: the indices alone, a byte each.",
+        "Trained networks: plain sparse variational dropout on MNIST (40 epochs; LeNet-5 14), weights snapped to 16",
+        "values by k-means; `benchmarks/networks/`.",
+    ]
+
+
+def _speed(rows: list[dict]) -> list[str]:
+    cells = [
+        [row["case"], who, f"{row[who]['bytes']:,}", f"{row[who]['encode']:.1f}", f"{row[who]['decode']:.1f}"]
+        for row in rows
+        for who in ("ours", "nncodec")
+        if row[who]
+    ]
+    return [
+        "## Speed, one thread, million weights a second",
+        "",
+        *_table(["case", "codec", "bytes", "encode", "decode"], cells),
+        "",
+        "Ours without the proof (a decoding and a comparison) that `encode` adds.",
+    ]
+
+
+def _start(s: dict) -> list[str]:
+    return [
+        "## A fresh process that decodes a small file",
+        "",
+        f"{s['bytes']:,} bytes: {s['whole']:.0f} ms in all; of these importing numpy {s['numpy']:.0f},",
+        f"importing the codec with numba {s['codec_and_numba']:.0f}, the first decoding {s['first_decode']:.0f} (loads",
+        f"compiled loops from numba's cache); a second decoding takes {s['second_decode']:.1f} ms.",
+    ]
+
+
+def _scale(rows: list[dict]) -> list[str]:
+    head = ["weights", "bytes", "encode and verify, s", "decode, s", "peak memory of encoding / symbols"]
+    cells = [
+        [f"{row['weights']:,}", f"{row['bytes']:,}"]
+        + [f"{row[key]:.2f}" for key in ("encode_and_verify", "decode", "peak_over_symbols")]
+        for row in rows
+    ]
+    return ["## Scale, one tensor, 2 % weights", "", *_table(head, cells)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", help="the Python of NNCodec's virtual environment")
+    parser.add_argument("--only", choices=("sizes", "speed", "start", "scale"))
+    arguments = parser.parse_args()
+    steps = {
+        "sizes": lambda: sizes(arguments.peer),
+        "speed": lambda: speed(arguments.peer),
+        "start": start,
+        "scale": scale,
+    }
+    path = HERE / "codec.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name, step in steps.items():
+        if arguments.only in (None, name):
+            results[name] = step()
+    results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores shared with other work"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / "CODEC.md").write_text(page(results))
+    print(page(results))
+
+
+if __name__ == "__main__":
+    main()
