@@ -99,10 +99,10 @@ def test_the_report_says_what_went_in_and_out(result):
 
 
 def test_history_has_every_epoch_with_bytes_at_the_end_of_phases(result):
-    phases = [*result.recipe.pretraining, *result.recipe.phases, result.recipe.closing]
-    assert len(result.history) == sum(phase.epochs for phase in phases)
-    assert result.history[-1].phase == "values"
-    last_vd = [stats for stats in result.history if stats.phase == "vd"][-1]
+    phases = [*result.fit.recipe.pretraining, *result.fit.recipe.phases, result.fit.recipe.closing]
+    assert len(result.fit.history) == sum(phase.epochs for phase in phases)
+    assert result.fit.history[-1].phase == "values"
+    last_vd = [stats for stats in result.fit.history if stats.phase == "vd"][-1]
     assert last_vd.bytes is not None
     assert 0 < last_vd.zeros <= 1
 
@@ -156,8 +156,8 @@ def test_a_network_that_can_not_be_traced_is_stored_without_graph(tmp_path):
 def test_layers_it_does_not_know_stay_and_are_named():
     model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.PReLU(), nn.Linear(8, 3))
     result = compress(model)
-    assert result.conversion.converted == ("0", "3")
-    assert result.conversion.kept == (("1", "BatchNorm1d"), ("2", "PReLU"))
+    assert result.fit.conversion.converted == ("0", "3")
+    assert result.fit.conversion.kept == (("1", "BatchNorm1d"), ("2", "PReLU"))
     assert "1 (BatchNorm1d), 2 (PReLU)" in result.report()
 
 

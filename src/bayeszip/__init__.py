@@ -15,6 +15,7 @@ _OWNERS = {
     "Result": "pipeline",
     "compress": "pipeline",
     "load": "pipeline",
+    "pack": "pipeline",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bayeszip.loaders import Loaders
-    from bayeszip.pipeline import Result
+    from bayeszip.pipeline import Fit, Result
 
 __all__ = ["app", "main"]
 
@@ -142,9 +142,9 @@ def compress(
         pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
     )
     result.save(output)
-    figures = _figures(result.model, result.blob, loaders, target)
-    if run is not None:
-        _write_run(run, result, figures)
+    figures = _figures(result.network(), result.blob, loaders, target)
+    if run is not None and result.fit is not None:
+        _write_run(run, result, result.fit, figures)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
@@ -210,6 +210,100 @@ def info(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 @_command
+def pack(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A .safetensors file.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)],
+    components: Annotated[int, typer.Option(min=1, max=2**16 - 1, help="Shared values of a tensor, besides 0.")] = 64,
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead: how far a weight may move, as a share of its tensor's largest.", show_default=False
+        ),
+    ] = None,
+    coder: Annotated[str, typer.Option(help="default, context or csr-huffman.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Cluster and code weights as they are: no data, no training, no network.
+
+    **Example**
+
+    `bayeszip pack weights.safetensors -o net.bayz --components 32`
+    """
+    from bayeszip import codec, pipeline
+    from bayeszip.files import check_writable
+    from bayeszip.loaders import read_weights
+    from bayeszip.recipe import Coding
+    from bayeszip.summary import description_dict
+
+    check_writable(output)
+    result = pipeline.pack(
+        read_weights(weights), components=components, max_error=max_error, coding=Coding(coder=coder)
+    )
+    result.save(output)
+    if as_json:
+        typer.echo(json.dumps(description_dict(codec.describe(result.blob))))
+    else:
+        typer.echo(result.report())
+        typer.echo(f"written to {output}")
+
+
+@_command
+def verify(
+    file: FileArgument,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", help="A network (as MODEL of compress) that should compute the same.", show_default=False
+        ),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option("--weights", help="Its weights, a .safetensors file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that a file is sound, and what it computes against another network if one is given.
+
+    **Example**
+
+    `bayeszip verify net.bayz`
+    """
+    from bayeszip import models, pipeline
+    from bayeszip.loaders import load_weights
+
+    network = None if against is None else models.build(against)
+    if network is not None and weights is not None:
+        load_weights(network, weights)
+    difference = pipeline.verify(file, against=network)
+    if as_json:
+        typer.echo(json.dumps({"sound": True, "difference": difference}))
+        return
+    compared = (
+        "" if difference is None else f"; computes the same as {against}, to {difference:.1e} of the largest output"
+    )
+    typer.echo(f"{file} is sound: it decodes, and encodes to the same bytes{compared}")
+
+
+@_command
+def export(
+    file: FileArgument,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="A path ending in .onnx or .safetensors.", show_default=False)
+    ],
+    dense: Annotated[bool, typer.Option("--dense", help="safetensors: original shapes, zeros put back.")] = False,
+) -> None:
+    """Write the network in a file in another format.
+
+    **Example**
+
+    `bayeszip export net.bayz net.onnx`
+    """
+    from bayeszip import pipeline
+    from bayeszip.files import check_writable
+
+    check_writable(target)
+    pipeline.export(file, target, dense=dense)
+    typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")
+
+
+@_command
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe as JSON.", show_default=False)] = None,
     settings: Annotated[bool, typer.Option("--settings", help="List every setting with what it means.")] = False,
@@ -255,7 +349,7 @@ def _figures(network: "nn.Module", blob: bytes, loaders: "Loaders", device: "Dev
     }
 
 
-def _write_run(folder: Path, result: "Result", figures: dict[str, Any]) -> None:
+def _write_run(folder: Path, result: "Result", fit: "Fit", figures: dict[str, Any]) -> None:
     """The record of a run: what was asked, what happened, what came out."""
     import dataclasses
 
@@ -270,12 +364,12 @@ def _write_run(folder: Path, result: "Result", figures: dict[str, Any]) -> None:
     record = {
         **figures,
         "validation_accuracy": result.accuracy,
-        "validation_accuracy_before": result.accuracy_before,
-        "seconds": result.seconds,
-        "seed": result.seed,
+        "validation_accuracy_before": fit.accuracy_before,
+        "seconds": fit.seconds,
+        "seed": fit.seed,
         "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "recipe": json.loads(result.recipe.to_json()),
-        "history": [dataclasses.asdict(stats) for stats in result.history],
+        "recipe": json.loads(fit.recipe.to_json()),
+        "history": [dataclasses.asdict(stats) for stats in fit.history],
     }
     write_atomically(folder / "result.json", json.dumps(record, indent=1).encode())
     write_atomically(folder / "report.txt", result.report().encode())

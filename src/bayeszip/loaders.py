@@ -15,7 +15,7 @@ from bayeszip import data
 from bayeszip.errors import DataError, ModelError
 from bayeszip.models import made_by
 
-__all__ = ["Loaders", "load_data", "load_weights"]
+__all__ = ["Loaders", "load_data", "load_weights", "read_weights"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -66,13 +66,22 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
     Raises:
         ModelError: the file can't be read, or does not fit; names the tensors.
     """
-    if Path(path).suffix != ".safetensors":
-        raise ModelError(f"{path}: weights are read from .safetensors files only; pickled ones can run code")
-    try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"can't read {path}: {error}") from error
+    state = read_weights(path)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {type(network).__name__}: {error}") from error
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` file.
+
+    Raises:
+        ModelError: it is another kind of file, or can't be read.
+    """
+    if Path(path).suffix != ".safetensors":
+        raise ModelError(f"{path}: weights are read from .safetensors files only; pickled ones can run code")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"can't read {path}: {error}") from error

@@ -5,30 +5,44 @@ import copy
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayeszip import codec, graph, models
-from bayeszip.errors import DataError, ModelError
+from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
 from bayeszip.fitting.loop import Loss
 from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.graph.proof import random_inputs
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
-from bayeszip.quantize import Quantization, quantize, round_codebook
-from bayeszip.recipe import Recipe
+from bayeszip.quantize import Quantization, bounded, cluster, quantize, round_codebook
+from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
-from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 from bayeszip.variational import Conversion, MixturePrior, to_stock, to_variational, variational_weights
 
-__all__ = ["Result", "build_seeded", "compress", "load", "read_model", "resolve_device"]
+__all__ = [
+    "Fit",
+    "Result",
+    "build_seeded",
+    "compress",
+    "export",
+    "load",
+    "pack",
+    "read_model",
+    "resolve_device",
+    "verify",
+]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -37,21 +51,31 @@ MEASURING_SHARE = 0.02
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How a network was retrained before it was coded."""
+
+    recipe: Recipe
+    seed: int
+    conversion: Conversion
+    accuracy_before: float | None
+    seconds: float
+    history: tuple[EpochStats, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Result:
     """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
 
     blob: bytes
-    model: nn.Module
+    #: What the file holds, as a plain module; None if only tensors were given to `pack`.
+    model: nn.Module | None
     compressed: CompressedModel
-    recipe: Recipe
-    seed: int
-    conversion: Conversion
     #: Why the file holds tensors without a graph; None if it holds the graph.
-    without_graph: str | None
-    accuracy_before: float | None
-    accuracy: float | None
-    seconds: float
-    history: tuple[EpochStats, ...] = field(repr=False)
+    without_graph: str | None = None
+    #: Accuracy of `model` on the validation data, if there was any.
+    accuracy: float | None = None
+    #: None if nothing was trained.
+    fit: Fit | None = None
 
     @property
     def bytes(self) -> int:
@@ -63,27 +87,34 @@ class Result:
         """4 bytes × parameters of the original ÷ size of the whole file."""
         return 4 * (self.compressed.original_parameters or 0) / len(self.blob)
 
+    def network(self) -> nn.Module:
+        """`model`, for callers that know there is one."""
+        if self.model is None:
+            raise ModelError("there is no network, only tensors were packed")
+        return self.model
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all."""
         write_atomically(path, self.blob)
 
     def report(self) -> str:
         """What went in, what came out, and where the bytes are, in plain text."""
-        facts = [
-            ("recipe", f"{self.recipe.name}, seed {self.seed}"),
-            ("time", f"{self.seconds:.0f} s"),
-            ("parameters before", f"{self.compressed.original_parameters:,}"),
-            ("parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"),
-            ("file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"),
-        ]
-        if self.accuracy is not None and self.accuracy_before is not None:
-            change = f"{100 * self.accuracy_before:.2f} % before, {100 * self.accuracy:.2f} % as decoded"
-            facts.append(("validation accuracy", change))
-        if self.conversion.kept:
-            facts.append(("layers left as they are", self.conversion.kept_summary()))
+        return as_text(facts_table(self._facts()), tensors_table(codec.describe(self.blob)))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        if self.fit is not None:
+            yield "recipe", f"{self.fit.recipe.name}, seed {self.fit.seed}"
+            yield "time", f"{self.fit.seconds:.0f} s"
+        yield "parameters before", f"{self.compressed.original_parameters:,}"
+        yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
+        yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
+        if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
+            before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
+            yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
+        if self.fit is not None and self.fit.conversion.kept:
+            yield "layers left as they are", self.fit.conversion.kept_summary()
         if self.without_graph:
-            facts.append(("no graph in the file", f"{self.without_graph}; load it with into="))
-        return as_text(facts_table(facts), tensors_table(codec.describe(self.blob)))
+            yield "no graph in the file", f"{self.without_graph}; load it with into="
 
 
 def compress(
@@ -136,33 +167,100 @@ def compress(
         _write_weights(network, quantized)
         if settings.closing.epochs:
             quantized = _train_shared_values(training, network, quantized, teacher, settings)
-    small, without_graph = _shrink(network.cpu(), quantized, examples)
-    coder, options = _coding(settings)
-    blob = codec.encode(small, coder, **options)
-    decoded = codec.decode(blob, _own_limits(small))
-    plain = graph.to_module(decoded) if decoded.graph else graph.load_into(decoded, network)
-    return Result(
-        blob=blob,
-        model=plain,
-        compressed=decoded,
-        recipe=settings,
-        seed=seed,
-        conversion=conversion,
-        without_graph=without_graph,
-        accuracy_before=accuracy_before,
-        accuracy=None if val_loader is None else evaluate(plain, val_loader),
-        seconds=time.perf_counter() - began,
-        history=tuple(training.bookkeeper.history),
+    result = _code(network.cpu(), quantized, examples, settings.coding)
+    return dataclasses.replace(
+        result,
+        accuracy=None if val_loader is None else evaluate(result.network(), val_loader),
+        fit=Fit(
+            recipe=settings,
+            seed=seed,
+            conversion=conversion,
+            accuracy_before=accuracy_before,
+            seconds=time.perf_counter() - began,
+            history=tuple(training.bookkeeper.history),
+        ),
     )
 
 
+def pack(
+    model: nn.Module | Mapping[str, Tensor],
+    *,
+    example_inputs: Sequence[Tensor] | Tensor | None = None,
+    components: int = 64,
+    max_error: float | None = None,
+    coding: Coding | None = None,
+) -> Result:
+    """Cluster and code a network as it is: no data, no training.
+
+    Weight matrices and kernels (floating-point tensors of two or more dimensions) are quantized, each with shared
+    values of its own; everything else is kept bit for bit.
+
+    Args:
+        model: a network, or the tensors of one by name.
+        example_inputs: with them the graph is traced, dead units go, and the file loads without the class.
+        components: how many shared values a tensor may take besides 0.
+        max_error: instead of `components`, how far a weight may move, in units of its tensor's largest.
+        coding: how to code.
+    """
+    if components < 1 or components >= 2**16:
+        raise RecipeError(f"components must lie between 1 and 65,535, not {components}")
+    if max_error is not None and not 0 < max_error < 1:
+        raise RecipeError(f"max_error must lie between 0 and 1, not {max_error}")
+    tensors = dict(model) if isinstance(model, Mapping) else _weights_of(model)
+    quantized = {
+        name: _packed(name, tensor, components, max_error) for name, tensor in tensors.items() if _is_packable(tensor)
+    }
+    if isinstance(model, Mapping):
+        kept = {name: quantized.get(name) or graph.to_raw(tensor, name) for name, tensor in tensors.items()}
+        return _coded(CompressedModel(kept), coding or Coding(), None)
+    network = copy.deepcopy(model).cpu().eval()
+    _write_weights(network, quantized)
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    return _code(network, quantized, inputs, coding or Coding())
+
+
+def verify(
+    path: str | os.PathLike[str], *, against: nn.Module | None = None, limits: codec.Limits | None = None
+) -> float | None:
+    """Check a file whole: it decodes, encodes to the same bytes again, and builds a network.
+
+    Args:
+        against: a network that should compute the same, such as the original with the file's weights; compared in
+            float64 on random inputs.
+
+    Returns:
+        The largest difference from `against`, relative to its largest output.
+    """
+    blob = _read(path)
+    model = codec.decode(blob, limits)
+    description = codec.describe(blob, limits)
+    if codec.encode(model, description.coder, **description.options) != blob:
+        raise FormatError(f"{path} decodes, but encodes to other bytes: it was not written by bayeszip")
+    if model.graph is not None:
+        graph.to_module(model)
+    if against is None:
+        return None
+    if model.graph is None:
+        raise ModelError(f"{path} holds tensors without a graph, so there is nothing to run against")
+    network = copy.deepcopy(against).cpu().eval()
+    traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
+    return graph.prove_same(CompressedModel(graph.from_state(network, {}, traced), traced), model)
+
+
 def load(
-    path: str | os.PathLike[str], *, into: nn.Module | None = None, limits: codec.Limits | None = None
+    path: str | os.PathLike[str],
+    *,
+    into: nn.Module | None = None,
+    dtype: torch.dtype | None = None,
+    map_location: str | torch.device = "cpu",
+    limits: codec.Limits | None = None,
 ) -> nn.Module:
     """The network in a `.bayz` file, as a plain module in `eval()` mode. Nothing in the file is executed.
 
     Args:
         into: a network of the original class; its layers take the weights, and the sizes, of the file.
+        dtype: of the floating-point tensors; by default as they are in the file.
+        map_location: the device to put it on.
         limits: what the file may ask for; see `codec.Limits`.
 
     Raises:
@@ -171,19 +269,59 @@ def load(
     """
     model = read_model(path, limits)
     if into is not None:
-        return graph.load_into(model, into)
-    if model.graph is None:
+        network = graph.load_into(model, into)
+    elif model.graph is not None:
+        network = graph.to_module(model)
+    else:
         raise ModelError(f"{path} holds tensors without a graph; load it with into= and a network of its class")
-    return graph.to_module(model)
+    return network.to(device=resolve_device(map_location), dtype=dtype)
 
 
 def read_model(path: str | os.PathLike[str], limits: codec.Limits | None = None) -> CompressedModel:
     """Decode a file."""
+    return codec.decode(_read(path), limits)
+
+
+def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *, dense: bool = False) -> None:
+    """Write the network in a `.bayz` file in another format, by the target's ending: `.onnx` or `.safetensors`.
+
+    Args:
+        dense: for safetensors, the tensors in their original shapes, zeros put back; the file must say which units
+            survived (coding.keep_indices).
+    """
+    model = read_model(path)
+    ending = Path(target).suffix
+    if ending == ".onnx":
+        from bayeszip.graph.onnx import to_onnx
+
+        write_atomically(target, to_onnx(model))
+    elif ending == ".safetensors":
+        write_atomically(target, to_safetensors(_dense_tensors(model) if dense else _tensors(model)))
+    else:
+        raise OutputError(f"{target}: networks are exported to .onnx or .safetensors, not {ending or 'no ending'!r}")
+
+
+def _tensors(model: CompressedModel) -> dict[str, Tensor]:
+    return {name: graph.to_torch(tensor) for name, tensor in model.tensors.items()}
+
+
+def _dense_tensors(model: CompressedModel) -> dict[str, Tensor]:
+    """In their original shapes, zeros put back."""
+    dense = {}
+    for name, values in graph.dense_state(model).items():
+        tensor = model.tensors[name]
+        if isinstance(tensor, RawTensor):
+            dense[name] = graph.to_torch(RawTensor(values, tensor.dtype))
+        else:
+            dense[name] = torch.from_numpy(values)
+    return dense
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
     try:
-        blob = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    return codec.decode(blob, limits)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -264,7 +402,7 @@ def _bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe)
     how = settings.quantization
     if prior is None:
         how = Quantization(assignment="fit", prune_rate=0.95, components=settings.mixture.components, codebook_bits=16)
-    coder, options = _coding(settings)
+    coder, options = _coder(settings.coding)
     return codec.measure(CompressedModel(quantize(Posterior.of(network, prior), how)), coder, **options)
 
 
@@ -299,35 +437,67 @@ def _train_shared_values(
 
 
 @torch.no_grad()
-def _write_weights(network: nn.Module, quantized: dict[str, QuantizedTensor]) -> None:
+def _write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> None:
     parameters = dict(network.named_parameters())
     for name, tensor in quantized.items():
         parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
 
 
-def _shrink(
-    network: nn.Module, quantized: dict[str, QuantizedTensor], examples: Sequence[Tensor]
-) -> tuple[CompressedModel, str | None]:
-    """The model without its dead units, proven to compute the same; without a graph, whole, and why there is none."""
-    traced: Graph | None = None
-    without_graph = None
+def _code(
+    network: nn.Module, quantized: Mapping[str, QuantizedTensor], examples: Sequence[Tensor] | None, coding: Coding
+) -> Result:
+    """Without its dead units if the network can be traced, proven to compute the same, then as bytes."""
+    if examples is None:
+        return _coded(CompressedModel(graph.from_state(network, quantized)), coding, network, "no example inputs given")
     try:
         traced = graph.trace(network, tuple(examples))
     except (graph.UnknownOperator, graph.UntraceableModel) as error:
-        without_graph = str(error)
+        return _coded(CompressedModel(graph.from_state(network, quantized)), coding, network, str(error))
     large = CompressedModel(graph.from_state(network, quantized, traced), traced)
-    if traced is None:
-        return large, without_graph
-    small = graph.drop_dead_units(large)
+    small = graph.drop_dead_units(large, multiple_of=coding.widths_multiple_of, indices=coding.keep_indices)
     graph.prove_same(large, small, tuple(examples))
-    return small, None
+    return _coded(small, coding, network)
 
 
-def _coding(settings: Recipe) -> tuple[str, dict[str, int | None]]:
-    """The coder and its options."""
-    coding = settings.coding
-    coder = codec.DEFAULT_CODER if coding.coder == "default" else coding.coder
-    return coder, {"offset_bits": coding.offset_bits} if coding.offset_bits else {}
+def _coded(
+    model: CompressedModel, coding: Coding, network: nn.Module | None, without_graph: str | None = None
+) -> Result:
+    """Encode, and take what the bytes decode to as the result."""
+    coder, options = _coder(coding)
+    blob = codec.encode(model, coder, **options)
+    decoded = codec.decode(blob, _own_limits(model))
+    plain: nn.Module | None = None
+    if decoded.graph is not None:
+        plain = graph.to_module(decoded)
+    elif network is not None:
+        plain = graph.load_into(decoded, network)
+    return Result(blob, plain, decoded, without_graph)
+
+
+def _coder(coding: Coding) -> tuple[str, dict[str, int | None]]:
+    """The coder's name and its options."""
+    name = codec.DEFAULT_CODER if coding.coder == "default" else coding.coder
+    return name, {"offset_bits": coding.offset_bits} if coding.offset_bits else {}
+
+
+def _weights_of(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters by name, each once, however often it is used."""
+    return {name: parameter.detach().cpu() for name, parameter in network.named_parameters()}
+
+
+def _is_packable(tensor: Tensor) -> bool:
+    """Whether it is worth a codebook, and has values that one can hold."""
+    is_matrix = tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() > 1 and not tensor.is_meta
+    return is_matrix and tensor.layout == torch.strided and bool(torch.isfinite(tensor).all())
+
+
+def _packed(name: str, tensor: Tensor, components: int, max_error: float | None) -> QuantizedTensor:
+    weights = tensor.detach().float().cpu().numpy()
+    largest = float(np.abs(weights).max(initial=0.0))
+    try:
+        return bounded(weights, max_error * largest) if max_error and largest else cluster(weights, components)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
 
 
 def _own_limits(model: CompressedModel) -> codec.Limits:

@@ -7,6 +7,9 @@ Two ways, as in app. B of the paper:
   mixture fitted to the fixed rest gives the shared values.
 
 Components that coincide, or that no weight chose, disappear from the codebook.
+
+Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
+within an error.
 """
 
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ from bayeszip.posterior import GaussianTensor, Mixture, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
 from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["Quantization", "fit_mixture", "quantize", "round_codebook"]
+__all__ = ["Quantization", "bounded", "cluster", "fit_mixture", "quantize", "round_codebook"]
 
 _CHUNK = 2**20
 #: Values beyond this many are thinned to as many quantiles before a mixture is fitted to them.
@@ -68,6 +71,45 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     if first:
         values = np.concatenate([[0.0], values])
     return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+
+
+def cluster(weights: np.ndarray, components: int, codebook_bits: int = 16) -> QuantizedTensor:
+    """A tensor by the means of a mixture of `components` Gaussians fitted to it; exact zeros stay zero.
+
+    A tensor that takes no more than `components` values besides 0 keeps them, in float32 where 16 bits would not do.
+    """
+    values = np.unique(weights[weights != 0])
+    if values.size <= components:
+        exact = np.array_equal(round_codebook(values, codebook_bits), values.astype(np.float32))
+        return _compact_codebook(
+            {"": np.where(weights == 0, 0, np.searchsorted(values, weights) + 1)},
+            round_codebook(np.concatenate([[0.0], values]), codebook_bits if exact else 32),
+        )[""]
+    mixture = fit_mixture(weights[weights != 0], components)
+    # Nearest mean rather than most responsible component: nothing has pulled these weights towards either.
+    boundaries = 0.5 * (mixture.means[1:] + mixture.means[:-1])
+    symbols = np.where(weights == 0, 0, np.searchsorted(boundaries, weights) + 1)
+    return _compact_codebook({"": symbols}, round_codebook(np.concatenate([[0.0], mixture.means]), codebook_bits))[""]
+
+
+def bounded(weights: np.ndarray, max_error: float) -> QuantizedTensor:
+    """A tensor rounded to even steps so that no weight moves by more than `max_error`.
+
+    Raises:
+        ModelError: that would take more than 2¹⁶ shared values.
+    """
+    # A little under twice the bound: the shared values are rounded to float32 afterwards.
+    step = 2 * max_error * (1 - 1e-6)
+    levels = np.rint(weights.astype(np.float64) / step)
+    distinct, symbols = np.unique(levels, return_inverse=True)
+    codebook = (distinct * step).astype(np.float32)
+    if distinct.size >= 2**16:
+        raise ModelError(f"a bound of {max_error:g} needs {distinct.size:,} shared values, more than 65,535; raise it")
+    worst = float(np.abs(codebook[symbols].ravel() - weights.astype(np.float64).ravel()).max(initial=0.0))
+    if worst > max_error:
+        raise ModelError(f"a bound of {max_error:g} is below the precision of float32 for these weights; raise it")
+    symbols = symbols.reshape(weights.shape) + 1
+    return _compact_codebook({"": symbols}, np.concatenate([[np.float32(0)], codebook]))[""]
 
 
 def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:

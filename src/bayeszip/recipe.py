@@ -42,6 +42,10 @@ class Coding:
 
     coder: str = setting("default", "which coder writes the file", choice("default", "context", "csr-huffman"))
     offset_bits: int = setting(0, "csr-huffman: width of a column offset (0: the smallest file)", between(0, 32))
+    widths_multiple_of: int = setting(
+        1, "leave layers as wide as a multiple of this, for hardware that likes it", at_least(1)
+    )
+    keep_indices: bool = setting(False, "store which units survived, so that the original shapes can be restored")
 
     def __post_init__(self) -> None:
         check(self, "coding")
