@@ -74,7 +74,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
 
 
 def cluster(weights: np.ndarray, components: int, codebook_bits: int = 16) -> QuantizedTensor:
-    """A tensor by the means of a mixture of `components` Gaussians fitted to it; exact zeros stay zero.
+    """A tensor by at most `components` shared values, least far off in the square; exact zeros stay zero.
 
     A tensor that takes no more than `components` values besides 0 keeps them, in float32 where 16 bits would not do.
     """
@@ -85,11 +85,27 @@ def cluster(weights: np.ndarray, components: int, codebook_bits: int = 16) -> Qu
             {"": np.where(weights == 0, 0, np.searchsorted(values, weights) + 1)},
             round_codebook(np.concatenate([[0.0], values]), codebook_bits if exact else 32),
         )[""]
-    mixture = fit_mixture(weights[weights != 0], components)
-    # Nearest mean rather than most responsible component: nothing has pulled these weights towards either.
-    boundaries = 0.5 * (mixture.means[1:] + mixture.means[:-1])
-    symbols = np.where(weights == 0, 0, np.searchsorted(boundaries, weights) + 1)
-    return _compact_codebook({"": symbols}, round_codebook(np.concatenate([[0.0], mixture.means]), codebook_bits))[""]
+    means = _nearest_means(weights[weights != 0].astype(np.float64), components)
+    symbols = np.where(weights == 0, 0, np.searchsorted(0.5 * (means[1:] + means[:-1]), weights) + 1)
+    return _compact_codebook({"": symbols}, round_codebook(np.concatenate([[0.0], means]), codebook_bits))[""]
+
+
+def _nearest_means(values: np.ndarray, count: int, iterations: int = 50) -> np.ndarray:
+    """`count` values from which the others are least far off in the square: Lloyd's iteration in one dimension.
+
+    It starts where a fine quantizer is best, at even steps of the integral of density^⅓ (Panter and Dite 1951).
+    """
+    values = np.sort(values)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    density, edges = np.histogram(values, bins=min(max(values.size // 16, 16), 4096))
+    share = np.concatenate([[0.0], np.cumsum(np.cbrt(density))])
+    means = np.interp((np.arange(count) + 0.5) / count * share[-1], share, edges)
+    for _ in range(iterations):
+        bounds = np.searchsorted(values, 0.5 * (means[1:] + means[:-1]))
+        bounds = np.concatenate([[0], bounds, [values.size]])
+        size = np.diff(bounds)
+        means = np.where(size > 0, np.diff(sums[bounds]) / np.maximum(size, 1), means)
+    return means
 
 
 def bounded(weights: np.ndarray, max_error: float) -> QuantizedTensor:

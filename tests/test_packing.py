@@ -1,0 +1,202 @@
+"""Clustering and coding without training; verifying and exporting what is in a file."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import bayeszip
+from bayeszip import codec, pipeline
+from bayeszip.cli import main
+from bayeszip.errors import FormatError, ModelError, OutputError, RecipeError
+from bayeszip.quantize import bounded, cluster
+from bayeszip.recipe import Coding
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    with torch.no_grad():
+        net[0].weight[3] = 0
+        net[1].weight[3] = 0
+        net[1].bias[3] = -1
+        net[1].running_var.uniform_(0.5, 2)
+    return net.eval()
+
+
+@pytest.fixture
+def image():
+    return torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_network_packs_shrinks_and_loads_without_its_class(image, tmp_path):
+    result = bayeszip.pack(network(), example_inputs=(image,), components=64)
+    assert result.without_graph is None
+    result.save(tmp_path / "net.bayz")
+    net = bayeszip.load(tmp_path / "net.bayz")
+    with torch.no_grad():
+        difference = (net(image) - network()(image)).abs().max()
+        assert torch.equal(net(image), result.model(image))
+    assert 0 < difference < 0.2
+    assert result.compressed.tensors["0.weight"].shape[0] == 7
+    assert result.bytes < 1700
+
+
+def test_norm_statistics_and_biases_are_kept_bit_for_bit(image):
+    result = bayeszip.pack(network(), components=4)
+    original = network().state_dict()
+    for name in ("1.running_mean", "1.running_var", "1.weight", "4.bias", "1.num_batches_tracked"):
+        assert np.array_equal(result.compressed.tensors[name].values, original[name].numpy())
+    assert "no example inputs" in result.without_graph
+
+
+def test_more_components_move_weights_less():
+    weights = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    errors = []
+    for components in (2, 8, 32, 128):
+        packed = bayeszip.pack({"w": weights}, components=components).compressed.tensors["w"]
+        assert len(packed.codebook) <= components + 1
+        errors.append(float(np.square(packed.dequantize() - weights.numpy()).mean()))
+    assert errors == sorted(errors, reverse=True)
+    # The best 128 values for a Gaussian leave √3π/2/128² = 1.7e-4 (Panter and Dite).
+    assert errors[-1] < 2e-4
+
+
+def test_a_state_dict_of_every_type_comes_back():
+    state = {
+        "double": torch.randn(3, 4, dtype=torch.float64),
+        "half": torch.randn(8, 8).half(),
+        "brain": torch.randn(5).bfloat16(),
+        "count": torch.tensor(7),
+        "mask": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 3),
+        "one": torch.ones(1, 1),
+        "infinite": torch.tensor([[1.0, float("inf")]]),
+    }
+    result = bayeszip.pack(state, components=300)
+    decoded = codec.decode(result.blob)
+    assert list(decoded.tensors) == list(state)
+    assert result.model is None
+    with pytest.raises(ModelError, match="only tensors were packed"):
+        result.network()
+    assert decoded.tensors["count"].values == 7
+    assert np.array_equal(decoded.tensors["half"].dequantize(), state["half"].float().numpy())
+    assert np.isinf(decoded.tensors["infinite"].values[0, 1])
+
+
+@given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=12), elements=st.floats(-100, 100, width=32)))
+def test_no_weight_moves_further_than_the_bound(weights):
+    largest = np.abs(weights).max()
+    if largest < 1e-30:
+        return
+    bound = 0.01 * float(largest)
+    moved = np.abs(bounded(weights, bound).dequantize().astype(np.float64) - weights).max()
+    assert moved <= bound
+
+
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=12), elements=st.floats(-9, 9, width=16)),
+    st.integers(1, 20),
+)
+def test_clustering_keeps_zeros_and_stays_within_the_range(weights, components):
+    packed = cluster(weights, components)
+    values = packed.dequantize()
+    assert np.array_equal(values[weights == 0], weights[weights == 0])
+    assert len(packed.codebook) <= components + 1
+    if weights.size:
+        assert values.min() >= min(0, weights.min()) - 1e-2
+        assert values.max() <= max(0, weights.max()) + 1e-2
+    if np.unique(weights[weights != 0]).size <= components:
+        assert np.array_equal(values, weights)
+
+
+def test_bounds_and_components_are_checked():
+    weights = {"w": torch.randn(4, 4)}
+    with pytest.raises(RecipeError, match="components must lie between"):
+        bayeszip.pack(weights, components=0)
+    with pytest.raises(RecipeError, match="max_error must lie between"):
+        bayeszip.pack(weights, max_error=2.0)
+    many = {"w": torch.linspace(-1, 1, 90_000).view(300, 300)}
+    with pytest.raises(ModelError, match=r"w: a bound of .* needs .* shared values"):
+        bayeszip.pack(many, max_error=1e-6)
+
+
+def test_verify_accepts_our_files_and_refuses_damage(image, tmp_path):
+    path = tmp_path / "net.bayz"
+    bayeszip.pack(network(), example_inputs=(image,)).save(path)
+    assert pipeline.verify(path) is None
+    blob = bytearray(path.read_bytes())
+    blob[len(blob) // 2] ^= 4
+    path.write_bytes(blob)
+    with pytest.raises(FormatError):
+        pipeline.verify(path)
+
+
+@pytest.mark.parametrize("coder", ["context", "csr-huffman"])
+def test_verify_against_the_network_the_file_was_made_from(image, tmp_path, coder):
+    path = tmp_path / "net.bayz"
+    coding = Coding(coder=coder, keep_indices=True)
+    quantized = bayeszip.pack(network(), components=300, coding=coding).model
+    bayeszip.pack(quantized, example_inputs=(image,), components=300, coding=coding).save(path)
+    assert pipeline.verify(path, against=quantized) < 1e-6
+    with pytest.raises(ModelError, match="differ"):
+        pipeline.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 5)))
+
+
+def test_dense_export_fits_the_original_class(image, tmp_path):
+    bayeszip.pack(network(), example_inputs=(image,), coding=Coding(keep_indices=True)).save(tmp_path / "net.bayz")
+    pipeline.export(tmp_path / "net.bayz", tmp_path / "dense.safetensors", dense=True)
+    original = network()
+    original.load_state_dict(load_file(tmp_path / "dense.safetensors"), strict=False)
+    with torch.no_grad():
+        small = bayeszip.load(tmp_path / "net.bayz")(image)
+        assert torch.allclose(original.eval()(image), small, atol=1e-5)
+
+
+def test_safetensors_export_is_what_load_gives(image, tmp_path):
+    bayeszip.pack(network(), example_inputs=(image,)).save(tmp_path / "net.bayz")
+    pipeline.export(tmp_path / "net.bayz", tmp_path / "net.safetensors")
+    loaded = bayeszip.load(tmp_path / "net.bayz").state_dict()
+    for name, tensor in load_file(tmp_path / "net.safetensors").items():
+        assert torch.equal(tensor, loaded[name])
+
+
+def test_an_unknown_ending_is_refused(image, tmp_path):
+    bayeszip.pack(network()).save(tmp_path / "net.bayz")
+    with pytest.raises(OutputError, match=r"to \.onnx or \.safetensors, not '\.pt'"):
+        pipeline.export(tmp_path / "net.bayz", tmp_path / "net.pt")
+
+
+def test_load_takes_dtype_and_device(image, tmp_path):
+    bayeszip.pack(network(), example_inputs=(image,)).save(tmp_path / "net.bayz")
+    net = bayeszip.load(tmp_path / "net.bayz", dtype=torch.float64, map_location="cpu")
+    assert net(image.double()).dtype == torch.float64
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["bayeszip", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    output, errors = capsys.readouterr()
+    assert not left.value.code, errors
+    return output
+
+
+def test_the_commands(image, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_file(network().state_dict(), "w.safetensors")
+    described = json.loads(
+        run(monkeypatch, capsys, "pack", "w.safetensors", "-o", "w.bayz", "--components", 8, "--json")
+    )
+    assert described["bytes"] == (tmp_path / "w.bayz").stat().st_size
+    assert "is sound" in run(monkeypatch, capsys, "verify", "w.bayz")
+    assert "written to" in run(monkeypatch, capsys, "export", "w.bayz", "back.safetensors")
+    assert load_file("back.safetensors").keys() == network().state_dict().keys()
+    assert "the whole file" in run(monkeypatch, capsys, "pack", "w.safetensors", "-o", "w.bayz", "--max-error", 0.01)
