@@ -48,7 +48,9 @@ def compress() -> Callable[..., CompressedModel]:
 def shrink() -> Callable[..., CompressedModel]:
     """(model, inputs, …) → the shrunk model, proven to compute the same and to be at rest."""
 
-    def build(model: CompressedModel, *inputs: torch.Tensor, rounding: float = 2e-6, **options) -> CompressedModel:
+    def build(
+        model: CompressedModel, *inputs: torch.Tensor, rounding: float | None = None, **options
+    ) -> CompressedModel:
         shrunk = drop_dead_units(model, **options)
         prove_same(model, shrunk, inputs, rounding=rounding)
         assert drop_dead_units(shrunk, **options) == shrunk

@@ -9,7 +9,7 @@ Three passes, repeated until nothing changes:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,8 +25,8 @@ __all__ = ["Fold", "drop_dead_units", "shapes", "states_inputs"]
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
 Fold = Literal["smaller", "always", "never"]
 
-#: Rough bits in a file, for "smaller": a new shared value with its use, a weight that is not zero, one that is.
-_BITS_OF_NEW_VALUE, _BITS_OF_WEIGHT, _BITS_OF_ZERO = 40.0, 7.0, 0.05
+#: Rough bits in a file, for "smaller": a shared value, a symbol used for the first time, a weight, one that is zero.
+_BITS_OF_SHARED_VALUE, _BITS_OF_NEW_SYMBOL, _BITS_OF_WEIGHT, _BITS_OF_ZERO = 32.0, 8.0, 7.0, 0.05
 
 
 def drop_dead_units(
@@ -45,20 +45,21 @@ def drop_dead_units(
     """
     if multiple_of < 1:
         raise ModelError(f"multiple_of must be at least 1, not {multiple_of}")
+    if fold not in get_args(Fold):
+        raise ModelError(f"fold must be one of {', '.join(get_args(Fold))}, not {fold!r}")
     if model.graph is None or not states_inputs(model.graph):
         return model
     kept = surviving(model)
     model = _without_unread_tensors(model)
-    while True:
-        smaller = model
+    changed = True
+    while changed:
+        changed = False
         for packed in (True, False):
-            step = _Pass(smaller, fold, multiple_of, packed=packed, new_biases=not indices)
-            smaller, remaining = step.rewritten()
-            if indices:
-                kept = narrowed(kept, remaining)
-        if smaller.parameters == model.parameters:
-            return with_indices(smaller, kept) if indices else smaller
-        model = smaller
+            step = _Pass(model, fold, multiple_of, packed=packed, new_biases=not indices)
+            model, remaining = step.rewritten()
+            changed |= not all(mask.all() for masks in remaining.values() for mask in masks)
+            kept = narrowed(kept, remaining) if indices else kept
+    return with_indices(model, kept) if indices else model
 
 
 def shapes(model: CompressedModel) -> list[Shape]:
@@ -74,7 +75,11 @@ def shapes(model: CompressedModel) -> list[Shape]:
         if node.op != "input" and any(value < model.graph.inputs for value in node.inputs):
             raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
         tensors = [None if name is None else model.tensors[name].shape for name in node.tensors]
-        found.append(RULES[node.op].shape(node, [found[value] for value in node.inputs], tensors))
+        try:
+            found.append(RULES[node.op].shape(node, [found[value] for value in node.inputs], tensors))
+        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+            # Attributes of the wrong length or kind, in a graph that nobody traced.
+            raise ModelError(f"node {position} ({node.op}) makes no sense: {error}") from error
     return found
 
 
@@ -109,8 +114,8 @@ class _Pass:
 
         nodes, tensors = list(self._graph.nodes), dict(self._model.tensors)
         for position, gain in solution.gains.items():
-            nodes[position], bias = self._with_gain(position, gain)
-            tensors |= bias
+            nodes[position], name, bias = self._with_gain(position, gain)
+            tensors = _placed(tensors, name, bias, after=str(nodes[position].tensors[0]))
         for position, site in enumerate(self._sites):
             changes = RULES[site.node.op].shrink(site, count)
             nodes[position] = replace(nodes[position], attributes={**nodes[position].attributes, **changes})
@@ -230,18 +235,28 @@ class _Pass:
 
     def _pays(self, position: int, fold: Folded) -> bool:
         """Whether a fold may be done: there is room for its new values, and they cost less than what goes."""
-        new_values = np.count_nonzero(fold.gain)
-        bias = self._graph.nodes[position].tensors[1]
-        stored = None if bias is None else self._model.tensors[bias]
-        if isinstance(stored, QuantizedTensor) and stored.codebook.size + new_values > MAX_SYMBOLS:
+        _, name, bias = self._with_gain(position, fold.gain)
+        if not isinstance(bias, QuantizedTensor):
+            return True
+        if bias.codebook.size > MAX_SYMBOLS // 2:
             return False
-        if self._fold == "always" or isinstance(stored, RawTensor):
+        if self._fold == "always":
             return True
         nonzero = np.count_nonzero(fold.weights)
         saved = nonzero * _BITS_OF_WEIGHT + (fold.weights.size - nonzero) * _BITS_OF_ZERO
-        return bool(saved > new_values * _BITS_OF_NEW_VALUE)
+        cost = np.count_nonzero(fold.gain) * _BITS_OF_NEW_SYMBOL + bias.codebook.size * _BITS_OF_SHARED_VALUE
+        return bool(saved > cost - self._own_values(name) * _BITS_OF_SHARED_VALUE)
 
-    def _with_gain(self, position: int, gain: np.ndarray) -> tuple[Node, dict[str, QuantizedTensor | RawTensor]]:
+    def _own_values(self, name: str) -> int:
+        """How many shared values a file holds for this tensor alone: none, if another has the same codebook."""
+        tensors = {each: tensor for each, tensor in self._model.tensors.items() if isinstance(tensor, QuantizedTensor)}
+        if name not in tensors:
+            return 0
+        own = tensors[name].codebook
+        shared = any(each != name and np.array_equal(tensor.codebook, own) for each, tensor in tensors.items())
+        return 0 if shared else own.size
+
+    def _with_gain(self, position: int, gain: np.ndarray) -> tuple[Node, str, QuantizedTensor | RawTensor]:
         """The node and its bias with the constants added; a bias is made where there was none."""
         node = self._graph.nodes[position]
         weight, name = node.tensors[:2]
@@ -251,7 +266,7 @@ class _Pass:
             old: QuantizedTensor | RawTensor = QuantizedTensor(np.zeros(len(gain), dtype=np.uint8), np.zeros(1))
         else:
             old = self._model.tensors[name]
-        return node, {name: _added(old, gain)}
+        return node, name, _added(old, gain)
 
 
 _WIDTHS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -272,21 +287,29 @@ def _round_up(coordinates: np.ndarray, live: np.ndarray, multiple: int) -> None:
 
 
 def _added(tensor: QuantizedTensor | RawTensor, gain: np.ndarray) -> QuantizedTensor | RawTensor:
-    """A bias plus what it gains; shared values that are new join its codebook."""
+    """A bias plus what it gains; a quantized one with a codebook of the values it then has."""
     if isinstance(tensor, RawTensor):
         return RawTensor((tensor.values.astype(np.float64) + gain).astype(tensor.values.dtype), tensor.dtype)
-    changed = gain != 0
-    wanted = (tensor.dequantize().astype(np.float64) + gain).astype(np.float32)[changed]
+    wanted = (tensor.dequantize().astype(np.float64) + gain).astype(np.float32)
     wanted[wanted == 0] = 0.0  # no negative zero: symbol 0 is the one zero
-    codebook = list(tensor.codebook)
-    place = {value.tobytes(): symbol for symbol, value in reversed(list(enumerate(codebook)))}
-    for value in wanted:
-        if value.tobytes() not in place:
-            place[value.tobytes()] = len(codebook)
-            codebook.append(value)
-    symbols = tensor.symbols.astype(np.int64)
-    symbols[changed] = [place[value.tobytes()] for value in wanted]
-    return QuantizedTensor(symbols, np.asarray(codebook, dtype=np.float32))
+    unchanged = np.unique(tensor.symbols[gain == 0])
+    old = tensor.codebook[unchanged[unchanged != 0]]
+    new = np.setdiff1d(wanted[gain != 0], np.append(old, np.float32(0)))
+    codebook = np.concatenate([np.zeros(1, dtype=np.float32), old, new])
+    place = {value.tobytes(): symbol for symbol, value in enumerate(codebook)}
+    return QuantizedTensor(np.array([place[value.tobytes()] for value in wanted], dtype=np.int64), codebook)
+
+
+def _placed(
+    tensors: Mapping[str, QuantizedTensor | RawTensor], name: str, tensor: QuantizedTensor | RawTensor, after: str
+) -> dict[str, QuantizedTensor | RawTensor]:
+    """The tensors with one replaced, or put behind another if it is new: a bias behind its weight."""
+    placed: dict[str, QuantizedTensor | RawTensor] = {}
+    for each, old in tensors.items():
+        placed[each] = tensor if each == name else old
+        if each == after and name not in tensors:
+            placed[name] = tensor
+    return placed
 
 
 def _taken(tensor: QuantizedTensor | RawTensor, kept: Sequence[np.ndarray]) -> QuantizedTensor | RawTensor:

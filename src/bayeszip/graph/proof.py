@@ -14,9 +14,12 @@ from bayeszip.tensors import CompressedModel
 
 __all__ = ["outputs_of", "prove_same", "random_inputs"]
 
-#: Relative to the largest output. A constant that was folded into a bias was rounded to float32 there, once (6e-8);
-#: layers behind it may amplify that somewhat. A border or a sign done wrong is off by far more.
-ROUNDING = 2e-6
+#: Outputs may differ by so many times what rounding every parameter to float32 once more would do; a constant that was
+#: folded into a bias was rounded so. A border or a sign done wrong is off by far more.
+_ROUNDINGS = 32.0
+
+#: Differences below this, relative to the largest output, are float64's own.
+_FLOOR = 1e-9
 
 
 def prove_same(
@@ -24,27 +27,44 @@ def prove_same(
     shrunk: CompressedModel,
     example_inputs: Sequence[Tensor] | Tensor = (),
     *,
-    rounding: float = ROUNDING,
+    rounding: float | None = None,
     random_batches: int = 3,
     seed: int = 0,
 ) -> float:
     """Run both models in float64 on the example inputs and on random ones; the largest difference, relative.
 
+    Args:
+        rounding: what to put down to rounding, relative to the largest output; None: measured on the original, as
+            what a change of each parameter in the last bit of its float32 does.
+
     Raises:
-        ModelError: they differ by more than rounding; the message says by how much and in which output.
+        ModelError: they differ by more than rounding; the message says by how much.
     """
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    networks = [to_module(model, torch.float64) for model in (original, shrunk)]
-    batches = [examples] if examples else []
     generator = torch.Generator().manual_seed(seed)
-    batches += [random_inputs(original, generator, examples) for _ in range(random_batches)]
-    worst = max((_difference(networks, _in_float64(batch)) for batch in batches), default=0.0)
+    batches = [_in_float64(examples)] if examples else []
+    batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(random_batches)]
+    network = to_module(original, torch.float64)
+    worst = _difference(network, to_module(shrunk, torch.float64), batches)
+    if rounding is None:
+        shaken = _difference(network, _shaken(to_module(original, torch.float64), generator), batches)
+        rounding = max(_FLOOR, _ROUNDINGS * shaken) if math.isfinite(shaken) else _FLOOR
     if not worst <= rounding:
         raise ModelError(
             f"removing dead units changed what the network computes: outputs differ by {worst:.3g} of the largest, "
-            f"more than rounding ({rounding:.0e}); nothing was written. Please report this network"
+            f"more than rounding ({rounding:.1g}); nothing was written. Please report this network"
         )
     return worst
+
+
+def _shaken(network: Network, generator: torch.Generator) -> Network:
+    """The network with every floating-point tensor changed in the last bit of its float32, up or down."""
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            if tensor.is_floating_point():
+                signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+                tensor.mul_(1 + signs * 2.0**-24)
+    return network
 
 
 def random_inputs(
@@ -90,21 +110,28 @@ def _in_float64(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(each.detach().cpu().double() if each.is_floating_point() else each.detach().cpu() for each in batch)
 
 
-def _difference(networks: Sequence[Network], inputs: tuple[Tensor, ...]) -> float:
-    with torch.no_grad():
-        expected, found = (network(*inputs) for network in networks)
+def _difference(first: Network, second: Network, batches: Sequence[tuple[Tensor, ...]]) -> float:
+    """The largest difference between outputs, relative to the largest output of the batch."""
     worst = 0.0
-    for one, other in zip(outputs_of(expected), outputs_of(found), strict=True):
-        if one.shape != other.shape:
-            raise ModelError(f"removing dead units changed an output's shape from {one.shape} to {other.shape}")
-        # Where both overflow alike they agree; what overflows in one alone is a difference without measure.
-        alike = (one == other) | (one.isnan() & other.isnan())
-        finite = one.isfinite()
-        scale = max(float(one[finite].abs().max()) if finite.any() else 0.0, torch.finfo(torch.float64).tiny)
-        gaps = (one - other)[~alike].abs() / scale
-        if gaps.numel():
-            worst = max(worst, float(gaps.nan_to_num(nan=math.inf).max()))
+    for inputs in batches:
+        with torch.no_grad():
+            expected, found = (outputs_of(network(*inputs)) for network in (first, second))
+        worst = max([worst, *(_gap(one, other) for one, other in zip(expected, found, strict=True))])
     return worst
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape:
+        raise ModelError(f"removing dead units changed an output's shape from {one.shape} to {other.shape}")
+    # Where both overflow alike they agree; what overflows in one alone is a difference without measure.
+    alike = (one == other) | (one.isnan() & other.isnan())
+    if alike.all():
+        return 0.0
+    one, other = one.double(), other.double()
+    finite = one.isfinite()
+    scale = max(float(one[finite].abs().max()) if finite.any() else 0.0, torch.finfo(torch.float64).tiny)
+    gaps = (one - other)[~alike].abs() / scale
+    return float(gaps.nan_to_num(nan=math.inf).max())
 
 
 def outputs_of(result: object) -> list[Tensor]:

@@ -20,7 +20,7 @@ from bayeszip.tensors import CompressedModel, Graph, Node
 __all__ = ["Network", "to_module"]
 
 #: Larger activations of one sample than this are refused.
-_MOST_ELEMENTS = 2**32
+_MOST_ELEMENTS = 2**30
 
 #: Roles that are statistics, not parameters.
 _BUFFER_ROLES = ("running_mean", "running_var", "buffer")

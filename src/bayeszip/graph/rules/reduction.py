@@ -129,6 +129,8 @@ class Attention(Rule):
         atoms.join(values.coordinates[-1], site.output.coordinates[-1])
         # The number of features sets the scale, and every key counts in the softmax.
         atoms.pin(queries.coordinates[-1], keys.coordinates[-1], keys.coordinates[-2], values.coordinates[-2])
+        if site.node.attributes["causal"]:
+            atoms.pin(queries.coordinates[-2])  # which keys a query sees depends on its place
         if len(site.inputs) > 3:
             self._couple_mask(site.inputs[3], site.output, keys, atoms)
 
