@@ -31,6 +31,10 @@ from bayeszip.variational.distributions import log_mixture
 BATCH_SIZE, STEPS_AN_EPOCH, N_DATA = 256, 6, 55_000
 BATCHES = [(torch.rand(BATCH_SIZE, 1, 28, 28), torch.arange(BATCH_SIZE) % 10)] * STEPS_AN_EPOCH
 
+MEMORY = (
+    "memory: of the whole process, in brackets more than a plain step's; all but plain hold numba's compiler, 70 MB"
+)
+
 VD = Phase(name="vd", epochs=2, tau1=1.0)
 SWS = Phase(name="vd+sws", epochs=2, tau1=1.0, tau2=0.02)
 
@@ -136,7 +140,7 @@ def print_memory(name: str) -> None:
 
 def print_table(figures: list[Figures], threads: int) -> None:
     title = f"A step of LeNet-300-100, batch {BATCH_SIZE}, {threads} threads"
-    table = Table("step", title=title, caption="memory: the whole process; in brackets: more than the plain step's")
+    table = Table("step", title=title, caption=MEMORY)
     for heading in ("median ms", "fastest ms", "over plain", "peak MB"):
         table.add_column(heading, justify="right")
     for row in figures:

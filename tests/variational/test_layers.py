@@ -28,7 +28,7 @@ LAYERS = {
     ),
     "transpose3d": (lambda: nn.ConvTranspose3d(2, 2, 2, stride=2), (1, 2, 2, 2, 2)),
 }
-SAMPLES = 3000
+SAMPLES = 2000
 
 
 def variational(build, seed: int = 0) -> VariationalLayer:

@@ -28,7 +28,7 @@ def test_start_values_are_table_3s():
 
 def test_the_hyper_prior_is_the_papers():
     prior = MixturePrior(17, 0.05)
-    assert (prior.hyper_shape, prior.hyper_rate) == (1e5, 10.0)
+    assert (prior.hyper_shape, prior.hyper_rate.item()) == (1e5, 10.0)
     expected = log_gamma_density(prior.log_precisions.detach().double(), 1e5, 10.0).sum()
     assert prior.log_hyper_prior().item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -248,6 +248,9 @@ def test_tighten_moves_components_and_the_hyper_priors_mode():
     assert (-0.5 * prior.log_precisions).exp().tolist() == pytest.approx([0.002] * 17, rel=1e-4)
     prior.log_hyper_prior().backward()
     assert prior.log_precisions.grad.abs().max() < 0.1  # a stationary point; the terms are near 10⁵
+    again = MixturePrior(17, 0.1)
+    again.load_state_dict(prior.state_dict())
+    assert torch.equal(again.log_hyper_prior(), prior.log_hyper_prior())
 
 
 def test_reseed_places_components_at_quantiles():

@@ -73,7 +73,10 @@ class MixturePrior(nn.Module):
         # Constant weights have std 0: fall back on the hyper-prior's own scale, so that components stay apart.
         spacing = 2 * weight_std / components if weight_std > 0 else (hyper_shape / hyper_rate) ** -0.5
         self.zero_proportion = zero_proportion if components > 1 else 1.0
-        self.hyper_shape, self.hyper_rate = hyper_shape, hyper_rate
+        self.hyper_shape = hyper_shape
+        #: b, which `tighten` changes: part of the state.
+        self.hyper_rate: Tensor
+        self.register_buffer("hyper_rate", torch.tensor(hyper_rate, dtype=torch.float64))
         positions = torch.arange(components) - (components - 1) // 2
         self.means = nn.Parameter((positions[positions != 0] * spacing).float())
         self.log_precisions = nn.Parameter(torch.full((components,), -2 * math.log(0.9 * spacing)))
@@ -97,7 +100,7 @@ class MixturePrior(nn.Module):
 
     def tighten(self, std: float) -> None:
         """Move all components, and the hyper-prior's mode, to precision 1/std²; its relative spread a^-½ stays."""
-        self.hyper_rate = (self.hyper_shape - 1) * std**2
+        self.hyper_rate.fill_((self.hyper_shape - 1) * std**2)
         with torch.no_grad():
             self.log_precisions.fill_(-2 * math.log(std))
 
