@@ -21,7 +21,7 @@ FLOORS = (
     {"fitting", "quantize", "loaders", "summary"},
     {"recipe", "progress"},
     {"pipeline"},
-    {"report", "compressor"},
+    {"report", "compressor", "record"},
     {"cli"},
     {"__main__"},
 )

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,15 +15,9 @@ from rich.markup import escape
 from bayeszip import __version__
 from bayeszip.errors import BayeszipError, RecipeError
 
-# torch takes seconds to import; only commands that need it do.
-if TYPE_CHECKING:
-    from torch import device as Device
-    from torch import nn
-
-    from bayeszip.loaders import Loaders
-    from bayeszip.pipeline import Fit, Result
-
 __all__ = ["app", "main"]
+
+# Modules that import torch, which takes seconds, are imported by the commands that need them.
 
 app = typer.Typer(
     name="bayeszip",
@@ -124,6 +118,7 @@ def compress(
     from bayeszip.files import check_writable
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
+    from bayeszip.record import file_figures, write_record
 
     chosen = named_recipe(recipe).override(*(settings or ()))
     check_writable(output)
@@ -142,9 +137,9 @@ def compress(
         pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
     )
     result.save(output)
-    figures = _figures(result.network(), result.blob, loaders, target)
-    if run is not None and result.fit is not None:
-        _write_run(run, result, result.fit, figures)
+    figures = file_figures(result.network(), result.blob, loaders.test)
+    if run is not None:
+        write_record(run, result, figures)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
@@ -171,11 +166,12 @@ def evaluate(
     """
     from bayeszip import models, pipeline
     from bayeszip.loaders import load_data
+    from bayeszip.record import file_figures
 
     target = pipeline.resolve_device(device)
-    network = pipeline.load(file, into=models.build(into) if into else None)
+    network = pipeline.load(file, into=models.build(into) if into else None, map_location=target)
     loaders = load_data(data, batch_size=1000, seed=0, device=target)
-    figures = _figures(network, file.read_bytes(), loaders, target)
+    figures = file_figures(network, file.read_bytes(), loaders.test)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
@@ -331,46 +327,3 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise BayeszipError(f"can't read {file}: {error.strerror or error}") from error
-
-
-def _figures(network: "nn.Module", blob: bytes, loaders: "Loaders", device: "Device") -> dict[str, Any]:
-    """The contract's figures, of the decoded file."""
-    from bayeszip import codec
-    from bayeszip.fitting import evaluate as accuracy_on
-
-    description = codec.describe(blob)
-    return {
-        "accuracy": accuracy_on(network.to(device), loaders.test),
-        "bytes": len(blob),
-        "ratio": 4 * description.original_parameters / len(blob),
-        "params": description.original_parameters,
-        "nonzero": sum(tensor.nonzero for tensor in description.tensors),
-        "params_kept": sum(tensor.size for tensor in description.tensors),
-    }
-
-
-def _write_run(folder: Path, result: "Result", fit: "Fit", figures: dict[str, Any]) -> None:
-    """The record of a run: what was asked, what happened, what came out."""
-    import dataclasses
-
-    import torch
-
-    from bayeszip.files import write_atomically
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BayeszipError(f"can't create the folder {folder}: {error.strerror or error}") from error
-    record = {
-        **figures,
-        "validation_accuracy": result.accuracy,
-        "validation_accuracy_before": fit.accuracy_before,
-        "seconds": fit.seconds,
-        "seed": fit.seed,
-        "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        "recipe": json.loads(fit.recipe.to_json()),
-        "history": [dataclasses.asdict(stats) for stats in fit.history],
-    }
-    write_atomically(folder / "result.json", json.dumps(record, indent=1).encode())
-    write_atomically(folder / "report.txt", result.report().encode())
-    write_atomically(folder / "net.bayz", result.blob)

@@ -59,6 +59,8 @@ class Fit:
     conversion: Conversion
     accuracy_before: float | None
     seconds: float
+    #: What it was trained on.
+    device: str
     history: tuple[EpochStats, ...] = field(repr=False)
 
 
@@ -149,7 +151,8 @@ def compress(
     """
     began = time.perf_counter()
     settings = named_recipe(recipe).scaled()
-    network = copy.deepcopy(model).to(resolve_device(device))
+    target = resolve_device(device)
+    network = copy.deepcopy(model).to(target)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
     with _seeded(seed, network), _watching(watcher, settings, pretrain) as watching:
@@ -177,6 +180,7 @@ def compress(
             conversion=conversion,
             accuracy_before=accuracy_before,
             seconds=time.perf_counter() - began,
+            device=_device_name(target),
             history=tuple(training.bookkeeper.history),
         ),
     )
@@ -341,6 +345,12 @@ def build_seeded(name: str, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return models.build(name)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 class _Bookkeeper(Watcher):

@@ -1,0 +1,76 @@
+"""The record of a run: what was asked for, with what, what happened, what came out. Results are data."""
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip import __version__, codec
+from bayeszip.errors import ModelError, OutputError
+from bayeszip.files import write_atomically
+from bayeszip.fitting import evaluate
+from bayeszip.pipeline import Result
+
+__all__ = ["file_figures", "write_record"]
+
+
+def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's."""
+    description = codec.describe(blob)
+    return {
+        "accuracy": evaluate(network, test),
+        "bytes": len(blob),
+        "ratio": 4 * description.original_parameters / len(blob),
+        "params": description.original_parameters,
+        "nonzero": sum(tensor.nonzero for tensor in description.tensors),
+        "params_kept": sum(tensor.size for tensor in description.tensors),
+    }
+
+
+def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[str, Any]) -> None:
+    """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created.
+
+    Raises:
+        OutputError: the folder or a file can't be written.
+    """
+    fit = result.fit
+    if fit is None:
+        raise ModelError("nothing was trained, so there is no run to record")
+    record = {
+        **figures,
+        "validation_accuracy": result.accuracy,
+        "validation_accuracy_before": fit.accuracy_before,
+        "shapes": {name: list(tensor.shape) for name, tensor in result.compressed.tensors.items()},
+        "seconds": round(fit.seconds, 1),
+        "seed": fit.seed,
+        "device": fit.device,
+        "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "recipe": json.loads(fit.recipe.to_json()),
+        "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
+    }
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"can't create the folder {folder}: {error.strerror or error}") from error
+    write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
+    write_atomically(target / "report.txt", result.report().encode())
+    write_atomically(target / "net.bayz", result.blob)
+
+
+def _rounded(stats: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in stats.items()}
+
+
+def _one_line_an_epoch(record: dict[str, Any]) -> str:
+    """JSON that a person can read and a diff can show."""
+    history = record.pop("history")
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    lines = ",\n".join(f"  {json.dumps(stats)}" for stats in history)
+    return f'{text[:-2]},\n "history": [\n{lines}\n ]\n}}'
