@@ -29,7 +29,7 @@ DTYPES: dict[str, torch.dtype] = {
 def from_state(
     module: nn.Module, quantized: Mapping[str, QuantizedTensor] | None = None, graph: Graph | None = None
 ) -> dict[str, QuantizedTensor | RawTensor]:
-    """All tensors of a module by name, in its own order: the quantized ones as given, the others bit for bit.
+    """All tensors of a module, ordered as its state dict: the quantized ones as given, the others bit for bit.
 
     Of tied tensors the first name stands for all. Buffers that a state dict leaves out are taken only if the graph
     reads them, as are the constants that tracing found.
@@ -40,7 +40,7 @@ def from_state(
     """
     quantized = dict(quantized or {})
     read = set(graph.tensor_names()) if graph else set()
-    stored = set(module.state_dict(keep_vars=True))
+    stored = {name: place for place, name in enumerate(module.state_dict(keep_vars=True))}
     tensors: dict[str, QuantizedTensor | RawTensor] = {}
     for named in (module.named_parameters, module.named_buffers):
         for name, tensor in named():
@@ -50,6 +50,8 @@ def from_state(
                 tensors[name] = to_raw(tensor, name)
     if quantized:
         raise ModelError(f"{type(module).__name__} has no tensors named {sorted(quantized)}")
+    # A layer's buffers behind its parameters, as in a state dict, not all buffers behind all parameters.
+    tensors = dict(sorted(tensors.items(), key=lambda item: stored.get(item[0], len(stored))))
     return tensors | {name: constant for name, constant in (graph.constants if graph else {}).items() if name in read}
 
 

@@ -83,14 +83,13 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
         raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
     _check_shapes(model)
     layers = _layers(model.graph, model)
-    steps = _steps(model.graph, {path: node for path, (node, _) in layers.items()}, dtype)
-    network = Network(tuple(steps), model.graph.outputs, model.graph.inputs)
-    for path in sorted(layers, key=lambda path: path.count(".")):
-        _place(network, path, layers[path][1])
+    steps = tuple(_steps(model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
+    network = Network(steps, model.graph.outputs, model.graph.inputs)
     buffers = _buffer_names(model.graph)
     for name, tensor in model.tensors.items():
         if is_index(name):
             continue
+        _place_layers(network, name, layers)
         value = to_torch(tensor)
         value = value.to(dtype) if value.is_floating_point() else value
         _register(network, name, value, is_buffer=name in buffers or not value.is_floating_point())
@@ -100,6 +99,15 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
             {name: None for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
         )
     return network.eval()
+
+
+def _place_layers(network: Network, name: str, layers: dict[str, tuple[Node, nn.Module]]) -> None:
+    """Put the stock layers that a tensor lies in at their paths, from the outside in; each is put once."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        path = ".".join(parts[:end])
+        if path in layers:
+            _place(network, path, layers.pop(path)[1])
 
 
 def _check_shapes(model: CompressedModel) -> None:
