@@ -1,9 +1,9 @@
 """Runs the whole abuse campaign against the decoder and writes the report beside this file.
 
-    python tests/abuse/campaign.py [--mutations 1000000] [--minutes 60] [--bounds 200000]
+    python tests/abuse/campaign.py [--mutations 1000000] [--minutes 60] [--bounds 200000] [--steps flips,memory,…]
 
-`--minutes` is the processor time of the guided search: mutants that are refused at a line no mutant met before become
-parents of further mutants.
+Steps that are not run keep the figures they have in report.json. `--minutes` is the processor time of the guided
+search: mutants that are refused at a line no mutant met before become parents of further mutants.
 """
 
 import argparse
@@ -75,7 +75,9 @@ def _figures(outcome: Outcome) -> dict:
     }
 
 
-def campaign(count: int, minutes: float, bounds: int) -> dict:
+def campaign(count: int, minutes: float, bounds: int, chosen: list[str]) -> dict:
+    """Runs the chosen steps (none: all), and keeps the figures of the others; saved after each step."""
+    path = HERE / "report.json"
     files = checks.golden()
     with tempfile.TemporaryDirectory() as cache:
         steps = {
@@ -92,12 +94,16 @@ def campaign(count: int, minutes: float, bounds: int) -> dict:
             "memory": checks.memory,
             "coverage": coverage,
         }
-        results: dict = {"golden": {"files": len(files), "bytes": sum(map(len, files.values()))}}
-        for name, step in steps.items():
+        if set(chosen) - set(steps):
+            raise SystemExit(f"unknown steps; there are: {', '.join(steps)}")
+        results: dict = json.loads(path.read_text()) if path.exists() else {}
+        results["golden"] = {"files": len(files), "bytes": sum(map(len, files.values()))}
+        results["machine"] = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
+        for name in chosen or steps:
             begin = time.perf_counter()
-            results[name] = step()
+            results[name] = steps[name]()
+            path.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-    results["machine"] = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
     return results
 
 
@@ -169,9 +175,10 @@ def main() -> None:
     parser.add_argument("--mutations", type=int, default=1_000_000)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--bounds", type=int, default=200_000)
+    parser.add_argument("--steps", default="", help="comma-separated; all by default")
     arguments = parser.parse_args()
-    results = campaign(arguments.mutations, arguments.minutes, arguments.bounds)
-    (HERE / "report.json").write_text(json.dumps(results, indent=1) + "\n")
+    steps = [step for step in arguments.steps.split(",") if step]
+    results = campaign(arguments.mutations, arguments.minutes, arguments.bounds, steps)
     (HERE / "REPORT.md").write_text(report(results))
 
 

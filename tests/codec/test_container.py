@@ -5,7 +5,7 @@ import pytest
 from codec_models import compressed_models, lenet
 from hypothesis import given, settings
 
-from bayeszip.codec import CODERS, Limits, decode, describe, encode, measure
+from bayeszip.codec import CODERS, Limits, container, decode, describe, encode, measure
 from bayeszip.codec.checksum import crc32c
 from bayeszip.codec.syntax import (
     ChecksumMismatch,
@@ -135,3 +135,28 @@ def test_large_alphabets(coder):
     codebook = np.arange(2**16, dtype=np.float32)
     model = CompressedModel({"w": QuantizedTensor(symbols, codebook)})
     assert decode(encode(model, coder=coder)) == model
+
+
+def test_a_coder_that_errs_is_noticed(monkeypatch):
+    """`encode` decodes what it wrote and compares: names, order, every element."""
+    model = CompressedModel({"a": RawTensor(np.arange(9), "int64"), "b": RawTensor(np.arange(9), "int64")})
+    renamed = CompressedModel({"a": model.tensors["a"], "c": model.tensors["b"]})
+    reordered = CompressedModel(dict(reversed(model.tensors.items())))
+    changed = CompressedModel(model.tensors | {"b": RawTensor(np.arange(9)[::-1].copy(), "int64")})
+    for other in (renamed, reordered, changed):
+        monkeypatch.setattr(container, "_read", lambda blob, limits, other=other: (other, None, []))
+        with pytest.raises(ModelError, match="another one"):
+            encode(model)
+    monkeypatch.undo()
+    assert decode(encode(model)) == model
+
+
+def test_bits_per_weight():
+    codebook = np.array([0.0, 1.0], dtype=np.float32)
+    tensors = {
+        "w": QuantizedTensor(np.arange(64) % 2, codebook),
+        "none": QuantizedTensor(np.zeros((0, 4), dtype=np.uint8), codebook),
+    }
+    full, none = describe(encode(CompressedModel(tensors), coder="csr-huffman")).tensors
+    assert full.bits_per_weight == 8 * full.bytes / 64
+    assert none.bits_per_weight == 0

@@ -147,6 +147,13 @@ class _Stream:
         count = self.units.size
         return self.units if count > 1 and view.columns % count == 0 else _NO_UNITS
 
+    def _busy(self, view: View) -> np.ndarray:
+        """For each column 1 + the weights of its unit, 8 at most; 0 without units."""
+        units = self._inputs(view)
+        if not units.size:
+            return np.zeros(view.columns, dtype=np.int64)
+        return np.repeat(1 + np.minimum(units, 7), view.columns // units.size)
+
     def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
         values = self.outline.symbols(described) - 1
         levels = deepest_levels(values)
@@ -154,7 +161,7 @@ class _Stream:
             self.coder.reserve(2 * view.size * (levels + 1) + 16)
             shared = self.shared.setdefault(described.codebook or 0, np.zeros((1 << levels, 2), dtype=np.int32))
             model = Mixture.of(view, survey, levels, shared)
-            code_mixed(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, self._inputs(view),
+            code_mixed(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, self._busy(view),
                        view.kernel, survey.lag, self.memory.cells, self.memory.values,
                        values, levels, model)  # fmt: skip
             return

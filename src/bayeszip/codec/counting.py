@@ -111,7 +111,7 @@ def code_counted(
             column = place - row * width
             if not columns[column]:
                 continue
-            if cells % _ROW_PERIOD == 0:
+            if cells & (_ROW_PERIOD - 1) == 0:
                 score = middle + _score(ones * ONE_COUNT, (cells - ones) * ONE_COUNT, base)
             step = (score + int(model.scores[column])) >> _STEP_BITS
             up = 1 if row and symbols[place - width] else 0

@@ -33,9 +33,9 @@ def _exponentials(count: int, bits: int) -> list[int]:
 
 
 def _squash_table() -> np.ndarray:
-    """2¹⁶ / (1 + exp(−v / 256)), rounded, for v = −3071 … 3071; never 0, never 2¹⁶."""
+    """2¹⁶ / (1 + exp(−v / 256)), rounded, at most 65532 and at least 4, for v = −3071 … 3071."""
     one = 1 << 40
-    upper = [min((e << 16) + (e + one) // 2, ((1 << 16) - 1) * (e + one)) // (e + one) for e in _exponentials(3072, 40)]
+    upper = [min(((e << 16) + (e + one) // 2) // (e + one), 65532) for e in _exponentials(3072, 40)]
     return np.array([(1 << 16) - p for p in upper[:0:-1]] + upper, dtype=np.int64)
 
 
@@ -80,8 +80,7 @@ def learn(evidence: np.ndarray, place: int, bit: int, most: int) -> None:
 @compiled
 def squash(odds: int) -> int:
     """The probability of a 1 in 1/65536 from its log-odds; from 4 to 65532."""
-    odds = min(max(odds, -_FARTHEST), _FARTHEST)
-    return min(max(int(_SQUASH[odds + _FARTHEST]), 4), 65532)
+    return int(_SQUASH[min(max(odds, -_FARTHEST), _FARTHEST) + _FARTHEST])
 
 
 @compiled

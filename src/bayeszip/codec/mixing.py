@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bayeszip.codec.compilation import compiled
-from bayeszip.codec.evidence import ONE_COUNT, UNIT_WEIGHT, learn, log_count, log_odds, mix, sway
+from bayeszip.codec.evidence import UNIT_WEIGHT, learn, log_count, log_odds, mix, sway
 from bayeszip.codec.matrix import Survey, View
 from bayeszip.codec.rangecoder import code_bit
 
@@ -151,20 +151,23 @@ def code_mixed(
     levels: int,
     model: Mixture,
 ) -> None:
-    """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight."""
+    """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight.
+
+    `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown.
+    """
     for row in range(rows.size):
         if not rows[row]:
             continue
-        in_kernel = last = 0
+        in_kernel = last = until = 0
         for column in range(columns.size):
-            if column % kernel == 0:
+            if column == until:
                 in_kernel = 0
+                until += kernel
             if not columns[column]:
                 continue
             place = row * columns.size + column
             around = _around(symbols, place, row, column, columns.size, kernel, lag)
-            unit = 1 + min(int(units[column * units.size // columns.size]), 7) if units.size else 0
-            _see(model, row, column, rows.size, columns.size, around, unit, in_kernel, kernel, lag)
+            _see(model, row, column, rows.size, columns.size, around, int(units[column]), in_kernel, kernel, lag)
             probability = mix(cell_weights, model.inputs)
             bit = code_bit(state, buffer, probability, 1 if symbols[place] else 0)
             sway(cell_weights, model.inputs, bit, probability, _CELL_RATE)
@@ -273,14 +276,13 @@ def _beside(evidence: np.ndarray, start: int, column: int, columns: int, lag: in
 @compiled
 def _bucket(evidence: np.ndarray, place: int) -> int:
     """A class of density: 0 to 3 by how many zeros were seen if nothing else was, 4 to 11 by octaves."""
-    ones, zeros = int(evidence[place, 1]) // ONE_COUNT, int(evidence[place, 0]) // ONE_COUNT
+    ones, zeros = int(evidence[place, 1]) >> 4, int(evidence[place, 0]) >> 4
     bucket = 0
     if ones == 0:
         while bucket < 3 and zeros >> (2 * bucket + 2):
             bucket += 1
         return bucket
-    ratio = (ones + zeros) // ones
-    while bucket < 7 and ratio >> (bucket + 1):
+    while bucket < 7 and (ones + zeros) >> (bucket + 1) >= ones:
         bucket += 1
     return 11 - bucket
 

@@ -30,17 +30,23 @@ def code_bit(state: np.ndarray, buffer: np.ndarray, probability: int, bit: int) 
     width = state[WIDTH]
     split = (width * probability) >> PROBABILITY_BITS
     if state[DECODING]:
-        bit = 1 if state[OFFSET] < split else 0
-    if bit:
-        width = split
-    else:
-        width -= split
-        state[OFFSET] += -split if state[DECODING] else split
-    while width <= _NARROW:
-        width <<= 8
-        if state[DECODING]:
-            _shift_in(state, buffer)
+        offset = state[OFFSET]
+        if offset < split:
+            bit, width = 1, split
         else:
+            bit, width = 0, width - split
+            state[OFFSET] = offset - split
+        while width <= _NARROW:
+            width <<= 8
+            _shift_in(state, buffer)
+    else:
+        if bit:
+            width = split
+        else:
+            width -= split
+            state[OFFSET] += split
+        while width <= _NARROW:
+            width <<= 8
             _shift_out(state, buffer)
     state[WIDTH] = width
     return bit
