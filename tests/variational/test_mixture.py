@@ -195,22 +195,24 @@ def test_memory_is_not_weights_times_components(monkeypatch):
     assert sum(widths) == 300_000 * 17
 
 
-def test_several_tensors_count_as_one_and_scale_and_weights_of_the_output_apply():
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_several_tensors_count_as_one_and_scale_and_weights_of_the_output_apply(method):
     theta, components = trained_case()
     whole = log_mixture_sum([theta], components).item()
     parts = [part.clone().requires_grad_() for part in theta.view(100, 500).split([10, 90])]
-    value = log_mixture_sum(parts, components, scale=-0.5)
+    value = log_mixture_sum(parts, components, method, scale=-0.5)
     assert value.item() == pytest.approx(-0.5 * whole, rel=1e-5)
     (3 * value).backward()
     expected = exact_gradients(theta, components)[1][0].view(100, 500)
     assert ((parts[1].grad - -1.5 * expected[10:]).norm() / expected.norm()).item() < 5e-3
 
 
-def test_backward_twice_adds_up():
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_backward_twice_adds_up(method):
     """What forward found may not be changed by the first backward."""
     theta, components = trained_case()
     theta.requires_grad_()
-    value = log_mixture_sum([theta], components)
+    value = log_mixture_sum([theta], components, method)
     value.backward(retain_graph=True)
     once = theta.grad.clone()
     value.backward(retain_graph=True)

@@ -122,10 +122,10 @@ def test_both_ways_to_the_divergence_agree():
     network.weight.data, network.weight_log_sigma2.data = theta, log_sigma2
     value = kl_sum(tuple(variational_weights(network)), 0.25)
     (2 * value).backward()
-    expected, by_theta, by_log_sigma2 = _slopes(theta, log_sigma2, 0.5)
-    assert value.item() == pytest.approx(0.25 * expected.item(), rel=1e-5)
-    torch.testing.assert_close(network.weight.grad, by_theta, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(network.weight_log_sigma2.grad, by_log_sigma2, rtol=1e-4, atol=1e-6)
+    expected, (by_theta, by_log_sigma2) = _slopes([theta.flatten()], [log_sigma2.flatten()], 0.5)
+    assert value.item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    torch.testing.assert_close(network.weight.grad.flatten(), by_theta, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(network.weight_log_sigma2.grad.flatten(), by_log_sigma2, rtol=1e-4, atol=1e-6)
 
 
 def test_backward_twice_adds_up_and_transposed_weights_are_read_in_order():
@@ -134,8 +134,28 @@ def test_backward_twice_adds_up_and_transposed_weights_are_read_in_order():
     network.weight.data = torch.randn(5, 3).t()  # not contiguous
     network.weight_log_sigma2.data = torch.randn(3, 5)
     value = kl_sum(tuple(variational_weights(network)))
-    expected, by_theta, _ = _slopes(network.weight.detach(), network.weight_log_sigma2.detach(), 1.0)
+    flat = [[parameter.detach().flatten()] for parameter in (network.weight, network.weight_log_sigma2)]
+    expected, (by_theta, _) = _slopes(*flat, 1.0)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     for _ in range(3):
         value.backward(retain_graph=True)
-    torch.testing.assert_close(network.weight.grad, 3 * by_theta, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(network.weight.grad.flatten(), 3 * by_theta, rtol=1e-4, atol=1e-6)
+
+
+def test_several_tensors_are_told_apart():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 2))
+    to_variational(network, log_sigma2=-6.0)
+    weights = tuple(variational_weights(network))
+    kl_sum(weights).backward()
+    together = [(w.theta.grad.clone(), w.log_sigma2.grad.clone()) for w in weights]
+    network.zero_grad()
+    for weight, (by_theta, by_log_sigma2) in zip(weights, together, strict=True):
+        kl_sum([weight]).backward()
+        assert torch.equal(weight.theta.grad, by_theta)
+        assert torch.equal(weight.log_sigma2.grad, by_log_sigma2)
+    flat = [[tensor.detach().flatten() for tensor in kind] for kind in zip(*(w[1:] for w in weights), strict=True)]
+    for ours, theirs in zip(
+        [g for pair in zip(*together, strict=True) for g in pair], _slopes(*flat, 1.0)[1], strict=True
+    ):
+        torch.testing.assert_close(ours.flatten(), theirs, rtol=1e-4, atol=1e-6)

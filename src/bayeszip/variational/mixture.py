@@ -173,17 +173,19 @@ def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
 
 def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each tensor's θ; chunk by chunk."""
-    value = torch.zeros((), dtype=torch.float64, device=components.means.device)
+    # As one vector: many small tensors would keep a GPU waiting for its next order.
+    theta = torch.cat(list(flat))
+    value = torch.zeros((), dtype=torch.float64, device=theta.device)
     by_components = [torch.zeros_like(parameter) for parameter in components]
-    by_theta = [torch.empty_like(theta) for theta in flat]
+    slope = torch.empty_like(theta)
     step = max(1, CHUNK // len(components.means))
-    for theta, slope in zip(flat, by_theta, strict=True):
-        for start in range(0, theta.numel(), step):
-            density, responsibility, pull = _evaluate(theta[start : start + step], components)
-            value += density.sum()
-            slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
-            for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
-                total += part
+    for start in range(0, theta.numel(), step):
+        density, responsibility, pull = _evaluate(theta[start : start + step], components)
+        value += density.sum()
+        slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
+        for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
+            total += part
+    by_theta = list(slope.split([part.numel() for part in flat]))
     return (value * scale).float(), [total * scale for total in by_components], by_theta
 
 

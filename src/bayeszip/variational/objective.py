@@ -68,34 +68,39 @@ class _KLSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, *tensors: Tensor) -> Tensor:
         count = len(tensors) // 2
+        flat = [tensor.detach().flatten().float() for tensor in tensors]
         slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
-        value: float | Tensor = 0.0
-        gradients = list(tensors)
-        for i, (theta, log_sigma2) in enumerate(zip(tensors[:count], tensors[count:], strict=True)):
-            part, by_theta, by_log_sigma2 = slopes(theta.detach().float(), log_sigma2.detach().float(), scale)
-            value = value + part
-            gradients[i], gradients[count + i] = by_theta.to(theta.dtype), by_log_sigma2.to(log_sigma2.dtype)
+        value, gradients = slopes(flat[:count], flat[count:], scale)
         # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
-        ctx.gradients = gradients
-        return torch.as_tensor(value * scale, dtype=torch.float32, device=tensors[0].device)
+        ctx.gradients = [
+            gradient.view(tensor.shape).to(tensor.dtype) for gradient, tensor in zip(gradients, tensors, strict=True)
+        ]
+        return value
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *scaled(ctx.gradients, outputs[0]))
 
 
-def _slopes(theta: Tensor, log_sigma2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ KL and, times `scale`, its gradients in θ and log σ²."""
-    a = log_alpha(theta, log_sigma2)
+def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float) -> tuple[Tensor, list[Tensor]]:
+    """`scale` × Σ KL, and its gradients in each θ and then each log σ².
+
+    As one vector: many small tensors would keep a GPU waiting for its next order.
+    """
+    sizes = [theta.numel() for theta in thetas]
+    theta = torch.cat(thetas)
+    a = log_alpha(theta, torch.cat(log_sigma2s))
     slope = kl_log_uniform_slope(a) * scale
     # d log α / dθ = −2θ/θ², with the floor that log α has.
-    return kl_log_uniform(a).sum(), slope * theta * -2 / (theta.square() + THETA2_FLOOR), slope
+    by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
+    return kl_log_uniform(a).sum() * scale, [*by_theta.split(sizes), *slope.split(sizes)]
 
 
-def _slopes_on_cpu(theta: Tensor, log_sigma2: Tensor, scale: float) -> tuple[float, Tensor, Tensor]:
-    """The same in one pass."""
-    theta, log_sigma2 = theta.contiguous(), log_sigma2.contiguous()
-    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-    arrays = [tensor.view(-1).numpy() for tensor in (theta, log_sigma2, by_theta, by_log_sigma2)]
-    value = kl_with_slopes(arrays[0], arrays[1], np.float32(scale), arrays[2], arrays[3])
-    return value, by_theta, by_log_sigma2
+def _slopes_on_cpu(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float) -> tuple[Tensor, list[Tensor]]:
+    """The same in one pass over each tensor."""
+    value = 0.0
+    gradients = [torch.empty_like(theta) for theta in (*thetas, *log_sigma2s)]
+    for i, (theta, log_sigma2) in enumerate(zip(thetas, log_sigma2s, strict=True)):
+        by_theta, by_log_sigma2 = gradients[i].numpy(), gradients[len(thetas) + i].numpy()
+        value += kl_with_slopes(theta.numpy(), log_sigma2.numpy(), np.float32(scale), by_theta, by_log_sigma2)
+    return torch.tensor(value * scale, dtype=torch.float32), gradients
