@@ -271,7 +271,7 @@ class Context:
         self.cell_mixer, self.value_mixer = Mixer(*CELLS), Mixer(*VALUES)
         self.flag_mixers = [Mixer(*FLAGS), Mixer(*FLAGS)]
         self.shared: dict[int, Evidence] = {}
-        self.raws: dict[str, tuple] = {}
+        self.raws: dict[int, tuple] = {}
         self.units: list[int] = []
 
     def bit(self, probability: int) -> int:
@@ -475,7 +475,7 @@ class Context:
         if not count or not self.bits(1):
             return [0] * count
         noise = self.bits(size) if count >= 512 else 0
-        evidence, mixers = self.raws.setdefault(dtype, (Evidence(), [Mixer(*RAW) for _ in range(size)]))
+        evidence, mixers = self.raws.setdefault(size, (Evidence(), [Mixer(*RAW) for _ in range(size)]))
         row = shape[-1] if len(shape) > 1 else 2
         elements: list[bytes] = []
         for element in range(count):

@@ -160,3 +160,11 @@ def test_bits_per_weight():
     full, none = describe(encode(CompressedModel(tensors), coder="csr-huffman")).tensors
     assert full.bits_per_weight == 8 * full.bytes / 64
     assert none.bits_per_weight == 0
+
+
+def test_only_bytes_are_decoded():
+    blob = encode(CompressedModel({}))
+    assert decode(bytearray(blob)) == decode(memoryview(blob)) == CompressedModel({})
+    for wrong in (10**12, "net.bayz", None):
+        with pytest.raises(TypeError, match="bytes"):
+            decode(wrong)

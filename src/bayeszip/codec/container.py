@@ -100,12 +100,12 @@ def decode(blob: bytes, limits: Limits | None = None) -> CompressedModel:
     Raises:
         FormatError: the file is damaged, malformed, not canonical, or declares more than `limits` allow.
     """
-    return _read(bytes(blob), limits or Limits())[0]
+    return _read(_octets(blob), limits or Limits())[0]
 
 
 def describe(blob: bytes, limits: Limits | None = None) -> Description:
     """What a file holds and which part of it takes how many bytes; they add up to `len(blob)`."""
-    blob = bytes(blob)
+    blob = _octets(blob)
     model, outline, parts = _read(blob, limits or Limits())
     totals = bytes_by_part(parts)
     name = _NAMES[blob[len(MAGIC)] & 0xF]
@@ -129,6 +129,13 @@ def describe(blob: bytes, limits: Limits | None = None) -> Description:
             for described in outline.tensors
         ),
     )
+
+
+def _octets(blob: bytes | bytearray | memoryview) -> bytes:
+    """The file's bytes; anything else (a number, a path) is a mistake of the caller's."""
+    if not isinstance(blob, bytes | bytearray | memoryview):
+        raise TypeError(f"the bytes of a file are needed, not {type(blob).__name__}")
+    return bytes(blob)
 
 
 def _options(coder: Coder) -> dict[str, int]:

@@ -84,7 +84,7 @@ class _Stream:
         self.coder = coder
         self.outline = outline
         self.memory = Memory.fresh()
-        self.raw_memory: dict[str | None, RawMemory] = {}
+        self.raw_memory: dict[int, RawMemory] = {}
         self.told = 0
         self.shared: dict[int, np.ndarray] = {}
         self.units = _NO_UNITS
@@ -184,9 +184,9 @@ class _Stream:
         if not count or not self.coder.bits(int(planes.any()), 1):
             return planes
         noise = self.coder.bits(noise_of(planes), size) if count >= LEAST_NOISE else 0
-        if described.dtype not in self.raw_memory:
-            self.raw_memory[described.dtype] = RawMemory.fresh(size)
-        memory = self.raw_memory[described.dtype]
+        if size not in self.raw_memory:
+            self.raw_memory[size] = RawMemory.fresh(size)
+        memory = self.raw_memory[size]
         row = described.shape[-1] if len(described.shape) > 1 else 2
         for first in range(0, count, _BLOCK):
             last = min(first + _BLOCK, count)

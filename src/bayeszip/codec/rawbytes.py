@@ -25,7 +25,7 @@ _BLOCK = 1 << 16
 
 
 class RawMemory(NamedTuple):
-    """What the model of one dtype carries from tensor to tensor: evidence and mixing weights for each byte's place."""
+    """What is carried between tensors with elements of one size: evidence and mixing weights for each byte's place."""
 
     evidence: np.ndarray
     weights: np.ndarray
