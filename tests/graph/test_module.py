@@ -173,6 +173,27 @@ def test_control_flow_on_data_is_untraceable():
         trace(_Branching(), torch.ones(2, 4))
 
 
+class _Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.full((x.shape[0],), 3), batch_first=True)
+        return self.lstm(packed)[1][0][-1]
+
+
+class _FixedBatch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(2.0)[:, None]
+
+
+@pytest.mark.parametrize("net", [_Packed(), _FixedBatch()])
+def test_what_cannot_be_followed_is_one_kind_of_error(net):
+    with pytest.raises((UnknownOperator, UntraceableModel), match=r"."):
+        trace(net, torch.ones(2, 5, 4) if isinstance(net, _Packed) else torch.ones(2, 4))
+
+
 class _Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()

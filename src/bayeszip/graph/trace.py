@@ -56,7 +56,13 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
 def _lowered(program: ExportedProgram, names: dict[str, str]) -> Graph:
     lowering = Lowering(program, names, ATEN)
     for node in program.graph.nodes:
-        lowering.add(node)
+        try:
+            lowering.add(node)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            # An overload or an argument (a size that varies, for example) that the table doesn't expect.
+            raise UnknownOperator(
+                f"{node.target}, called as {node.format_node()}, is not understood: {error}"
+            ) from error
     return _pruned(lowering.graph())
 
 
@@ -136,10 +142,8 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
             # Operators that write into their input may be taken for ordinary ones only if nobody else sees it.
             return program if all(map(_is_pure, program.graph.nodes)) else program.run_decompositions({})
         except Exception as error:  # torch.export raises a dozen kinds; each means the same to the caller
-            reason = str(error).strip().split("\n")[0]
-            raise UntraceableModel(
-                f"torch.export can't follow {type(module).__name__}: {type(error).__name__}: {reason}"
-            ) from error
+            reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+            raise UntraceableModel(f"torch.export can't follow {type(module).__name__}: {reason[:300]}") from error
 
 
 def _like_arguments(module: nn.Module, shapes: list[dict[int, Dim]]) -> tuple[object, ...]:
