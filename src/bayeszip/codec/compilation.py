@@ -22,6 +22,11 @@ COMPILED = numba is not None and os.environ.get("BAYESZIP_COMPILE", "1") != "0"
 
 def compiled(function: Function) -> Function:
     """`function`, compiled at its first call and cached on disk, or itself."""
-    if not COMPILED:
-        return function
-    return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    return _compiled(function) if COMPILED else function
+
+
+def _compiled(function: Function) -> Function:
+    try:
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # there is no folder that numba could keep its cache in
+        return cast(Function, numba.njit(nogil=True)(function))
