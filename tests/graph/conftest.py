@@ -32,7 +32,7 @@ def compressed(module: nn.Module, inputs: tuple[torch.Tensor, ...], raw: Callabl
     return CompressedModel(from_state(module, chosen, graph), graph)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def compress() -> Callable[..., CompressedModel]:
     """(module, inputs, raw=name → bool) → the quantized model with its graph."""
 
@@ -44,7 +44,7 @@ def compress() -> Callable[..., CompressedModel]:
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shrink() -> Callable[..., CompressedModel]:
     """(model, inputs, …) → the shrunk model, proven to compute the same and to be at rest."""
 

@@ -4,7 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from bayeszip import codec
 from bayeszip.errors import ModelError
 from bayeszip.graph import dense_state, load_into, to_module
 from bayeszip.graph.onnx import to_onnx
+from bayeszip.tensors import CompressedModel
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Case:
     inputs: tuple[Tensor, ...]
     expected: dict[str, tuple[int, ...]] = field(default_factory=dict)
     into: bool = True
+    name: str = ""
 
 
 def zero(tensor: Tensor, *index: object) -> None:
@@ -579,15 +581,27 @@ ZOO: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
+def built(name: str) -> Case:
+    torch.manual_seed(7)
+    return replace(ZOO[name](), name=name)
+
+
 @pytest.fixture(params=ZOO)
 def case(request) -> Case:
-    torch.manual_seed(7)
-    return ZOO[request.param]()
+    return built(request.param)
 
 
-def is_small(name: str) -> bool:
-    """Biases, norms and statistics, which stay raw here."""
-    return not name.endswith(("weight", "weight_ih_l0", "weight_hh_l0")) or "norm" in name or "bn" in name
+@pytest.fixture(scope="module")
+def quantized(compress) -> Callable[[Case], CompressedModel]:
+    """The quantized model of a case as it was built; each is traced once for all tests."""
+    known: dict[str, CompressedModel] = {}
+
+    def model(case: Case) -> CompressedModel:
+        if case.name not in known:
+            known[case.name] = compress(case.net, *case.inputs)
+        return known[case.name]
+
+    return model
 
 
 def test_planted_units_are_gone_and_outputs_stay(case, compress, shrink):
@@ -600,13 +614,13 @@ def test_planted_units_are_gone_and_outputs_stay(case, compress, shrink):
             assert output.shape[0] == batch
 
 
-def test_without_folding_not_a_bit_more_than_rounding(case, compress, shrink):
-    model = compress(case.net, *case.inputs)
+def test_without_folding_not_a_bit_more_than_rounding(case, quantized, shrink):
+    model = quantized(case)
     shrink(model, *case.inputs, fold="never", rounding=1e-12)
 
 
-def test_the_module_fine_tunes_and_copies(case, compress, shrink):
-    shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+def test_the_module_fine_tunes_and_copies(case, quantized, shrink):
+    shrunk = shrink(quantized(case), *case.inputs)
     module = to_module(shrunk).train()
     own = [name for name in shrunk.tensors if not name.startswith("constant_")]
     assert [name for name in module.state_dict() if not name.startswith("constant_")] == own
@@ -626,8 +640,8 @@ def test_the_module_fine_tunes_and_copies(case, compress, shrink):
         assert torch.equal(one, other)
 
 
-def test_stored_indices_bring_back_the_original_shapes(case, compress, shrink):
-    model = compress(case.net, *case.inputs)
+def test_stored_indices_bring_back_the_original_shapes(case, quantized, shrink):
+    model = quantized(case)
     shrunk = shrink(model, *case.inputs, indices=True, fold="always")
     again = codec.decode(codec.encode(shrunk))
     state = {name: torch.from_numpy(value) for name, value in dense_state(again).items()}
@@ -641,8 +655,8 @@ def test_stored_indices_bring_back_the_original_shapes(case, compress, shrink):
         dense_state(shrink(model, *case.inputs))
 
 
-def test_loading_into_the_class(case, compress, shrink):
-    shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+def test_loading_into_the_class(case, quantized, shrink):
+    shrunk = shrink(quantized(case), *case.inputs)
     if not case.into:  # heads of fixed width, or layers of different sizes, the class can't follow
         with pytest.raises(ModelError, match=r"has shape .* in the file and|without into="):
             load_into(shrunk, case.net)
@@ -656,10 +670,10 @@ def _listed(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def test_the_onnx_file_computes_the_same(case, compress, shrink):
+def test_the_onnx_file_computes_the_same(case, quantized, shrink):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+    shrunk = shrink(quantized(case), *case.inputs)
     session = runtime.InferenceSession(to_onnx(shrunk))
     names = [each.name for each in session.get_inputs()]
     for batch in (1, 5):
@@ -686,11 +700,10 @@ for folder in sys.argv[1:]:
 """
 
 
-def test_all_load_in_a_fresh_process_without_their_classes(compress, shrink, tmp_path):
-    for name, build in ZOO.items():
-        torch.manual_seed(7)
-        case = build()
-        shrunk = shrink(compress(case.net, *case.inputs), *case.inputs)
+def test_all_load_in_a_fresh_process_without_their_classes(quantized, shrink, tmp_path):
+    for name in ZOO:
+        case = built(name)
+        shrunk = shrink(quantized(case), *case.inputs)
         (tmp_path / name).mkdir()
         (tmp_path / name / "net.bayz").write_bytes(codec.encode(shrunk))
         np.savez(tmp_path / name / "inputs.npz", *(each.numpy() for each in case.inputs))
@@ -706,10 +719,9 @@ def test_all_load_in_a_fresh_process_without_their_classes(compress, shrink, tmp
 
 
 @pytest.mark.parametrize("name", ["resnet_basic", "transformer", "siamese"])
-def test_the_module_compiles(name, compress, shrink):
-    torch.manual_seed(7)
-    case = ZOO[name]()
-    module = to_module(shrink(compress(case.net, *case.inputs), *case.inputs))
+def test_the_module_compiles(name, quantized, shrink):
+    case = built(name)
+    module = to_module(shrink(quantized(case), *case.inputs))
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     for one, other in zip(_listed(compiled(*case.inputs)), _listed(module(*case.inputs)), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
