@@ -2,6 +2,9 @@
 
 Loops compiled here use Python's integers only as far as 63 bits reach, so that both ways give the same bytes.
 `BAYESZIP_COMPILE=0` in the environment switches compilation off.
+
+numba's cache notices changes to a loop's own file alone: whoever changes a loop that loops in other files call
+(`evidence`, `rangecoder`, `bits`, `huffman`) deletes `__pycache__/*.nb?` in this folder.
 """
 
 import os
