@@ -9,10 +9,6 @@ SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 	"$$python" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$python"; break; }; done)
 
-# `make setup TORCH=cpu` takes PyTorch without CUDA, a far smaller download; by default pip decides.
-TORCH ?=
-INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
-
 MODEL ?= lenet-300-100
 RECIPE ?= quick
 
@@ -22,7 +18,7 @@ RECIPE ?= quick
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Create .venv with bayeszip and all it needs (TORCH=cpu: PyTorch without CUDA)
+setup: $(READY) ## Create .venv with bayeszip and all it needs
 	@echo "$(VENV) is ready; . $(BIN)/activate uses it in this shell"
 
 compress: $(READY) ## Train, compress and evaluate LeNet-300-100 on MNIST, within minutes (MODEL=, RECIPE=)
@@ -48,6 +44,6 @@ $(READY): pyproject.toml constraints.txt
 		"name another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing bayeszip into $(VENV); the first time takes a few minutes."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(INDEX_$(TORCH)) \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[dev]'
 	@touch $(READY)
