@@ -9,6 +9,7 @@ from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph import (
     UnknownOperator,
     UntraceableModel,
+    drop_dead_units,
     from_state,
     load_into,
     to_module,
@@ -142,6 +143,31 @@ def test_a_class_that_computes_something_else_is_refused():
     assert load_into(linear_model(), _Named(nn.Linear(4, 3, bias=False))).fc.weight[0, 0] == 2
     with pytest.raises(ModelError, match="something else"):
         load_into(linear_model(), _Named(nn.Linear(4, 3, bias=False), scale=2.0))
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(tokens).relu())
+
+
+def test_a_tied_tensor_shrinks_at_all_its_places():
+    net, tokens = _Tied().eval(), torch.randint(0, 9, (2, 3))
+    with torch.no_grad():
+        net.table.weight[:, [1, 3]] = 0
+    graph = trace(net, tokens)
+    shrunk = drop_dead_units(CompressedModel(from_state(net, graph=graph), graph))
+    assert {name: tensor.shape for name, tensor in shrunk.tensors.items()} == {"table.weight": (9, 3)}
+    expected = net(tokens)
+    loaded = load_into(shrunk, _Tied())
+    assert loaded.head.weight is loaded.table.weight
+    assert (loaded.head.in_features, loaded.table.embedding_dim) == (3, 3)
+    assert torch.allclose(loaded(tokens), expected, atol=1e-6)
+    assert torch.allclose(to_module(shrunk)(tokens), expected, atol=1e-6)
 
 
 class _Odd(nn.Module):

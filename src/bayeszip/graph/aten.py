@@ -473,11 +473,11 @@ def _filled(number: float | None) -> Lower:
 def _permute(lowering: Lowering, call: Call) -> int:
     rank = _rank(call.source)
     order = list(range(rank))
-    if call.name in ("permute",):
+    if call.name == "permute":
         order = [dim % rank for dim in call["dims"]]
     elif call.name in ("movedim", "moveaxis"):
         order = _moved(order, _listed(call["source"]), _listed(call["destination"]))
-    elif call.name in ("t", "mT", "numpy_T", "adjoint"):
+    elif call.name in ("t", "mT", "numpy_T"):
         order = order[::-1] if call.name != "mT" else [*order[:-2], *order[:-3:-1]]
     else:
         names = ("dim0", "dim1") if "dim0" in call else ("axis0", "axis1")

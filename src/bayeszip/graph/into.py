@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.indices import is_index
+from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.proof import outputs_of, random_inputs
 from bayeszip.graph.state import to_torch
@@ -31,6 +32,7 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
             or `net` computes something else than the model. `net` may be partly written then.
     """
     owners = dict(net.named_modules())
+    places = _places(net)
     for name, tensor in model.tensors.items():
         if is_index(name):
             continue
@@ -44,12 +46,21 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
             raise ModelError(
                 f"{type(net).__name__} has no tensor {name!r}; it must be the class the file was made from"
             )
-        _write(owners[path], leaf, name, to_torch(tensor))
+        _write(places[id(getattr(owners[path], leaf))], name, to_torch(tensor))
     for module in owners.values():
         _restate(module)
-    if check and model.graph is not None:
+    if check and model.graph is not None and states_inputs(model.graph):
         _check(model, net)
     return net
+
+
+def _places(net: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """For each tensor all the places it has in a network: a tied one has several."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in net.modules():
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            places.setdefault(id(tensor), []).append((module, leaf))
+    return places
 
 
 def _is_new_bias(owner: nn.Module | None, leaf: str) -> bool:
@@ -57,7 +68,9 @@ def _is_new_bias(owner: nn.Module | None, leaf: str) -> bool:
     return owner is not None and leaf == "bias" and "bias" in owner._parameters and owner._parameters["bias"] is None
 
 
-def _write(owner: nn.Module, leaf: str, name: str, value: Tensor) -> None:
+def _write(places: list[tuple[nn.Module, str]], name: str, value: Tensor) -> None:
+    """Put a tensor at all its places, in place of one of the same shape or of a larger one."""
+    owner, leaf = places[0]
     old = getattr(owner, leaf)
     value = value.to(device=old.device, dtype=old.dtype)
     if old.shape == value.shape:
@@ -65,16 +78,14 @@ def _write(owner: nn.Module, leaf: str, name: str, value: Tensor) -> None:
             old.copy_(value)
         return
     fits = old.ndim == value.ndim and all(new <= was for new, was in zip(value.shape, old.shape, strict=True))
-    if not fits or not isinstance(owner, (*_SIZES, nn.RNNBase)):
+    if not fits or not all(isinstance(each, (*_SIZES, nn.RNNBase)) for each, _ in places):
         raise ModelError(
             f"{name} has shape {tuple(value.shape)} in the file and {tuple(old.shape)} in the {type(owner).__name__} "
             "it is to be loaded into"
         )
-    if leaf in owner._parameters:
-        # By the module's own way, which recurrent layers need to notice it.
-        setattr(owner, leaf, nn.Parameter(value, requires_grad=old.requires_grad))
-    else:
-        owner._buffers[leaf] = value
+    value = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+    for each, own_leaf in places:
+        setattr(each, own_leaf, value)  # not past the module: recurrent layers need to notice
 
 
 def _linear_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
@@ -171,7 +182,7 @@ def _check(model: CompressedModel, net: nn.Module) -> None:
             warnings.simplefilter("ignore")
             expected = outputs_of(to_module(model, dtype).to(device)(*inputs))
             found = outputs_of(net(*inputs))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ModelError(
             f"{type(net).__name__} doesn't run with the sizes that survived ({str(error).splitlines()[0]}); its "
             "forward may count on the original ones: load without into="
@@ -180,6 +191,8 @@ def _check(model: CompressedModel, net: nn.Module) -> None:
         for part in training:
             part.training = True
     tolerance = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+    if len(expected) != len(found):
+        raise ModelError(f"{type(net).__name__} returns {len(found)} tensors, the file's own graph {len(expected)}")
     for one, other in zip(expected, found, strict=True):
         if one.shape != other.shape or not torch.allclose(
             one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()) if one.numel() else 0.0, equal_nan=True

@@ -80,6 +80,8 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
             reason = str(error).splitlines()[0]
             raise UntraceableModel(f"the graph of {type(module).__name__} doesn't run: {reason}") from error
     tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
+    if len(expected) != len(found):
+        raise UntraceableModel(f"{type(module).__name__} returns {len(expected)} tensors, its graph {len(found)}")
     for one, other in zip(expected, found, strict=True):
         scale = float(one.double().abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
         if one.shape != other.shape or not torch.allclose(

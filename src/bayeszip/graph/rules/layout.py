@@ -56,7 +56,7 @@ class Reshape(Rule):
     """The elements in the same order under another shape, the batch dimension kept."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        return filled(node, inputs[0], (inputs[0][0], *ints(node, "shape")), free=slice(1, None))
+        return _filled(node, inputs[0], (inputs[0][0], *ints(node, "shape")), free=slice(1, None))
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
@@ -282,7 +282,7 @@ def _without(shape: Shape, dim: int, *, keep: bool = True) -> Shape:
     return (*shape[:dim], *((1,) if keep else ()), *shape[dim + 1 :])
 
 
-def filled(node: Node, shape: Shape, asked: Shape, free: slice) -> Shape:
+def _filled(node: Node, shape: Shape, asked: Shape, free: slice) -> Shape:
     """The asked-for shape with its one −1, if there is one among `free`, worked out from the elements there are."""
     open_at = [dim for dim in range(*free.indices(len(asked))) if asked[dim] == -1]
     if len(open_at) > 1:
