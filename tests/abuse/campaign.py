@@ -22,14 +22,13 @@ sys.path.insert(0, str(HERE))
 
 import checks  # noqa: E402
 import numpy as np  # noqa: E402
-from malformed import malformed  # noqa: E402
 from mutation import Outcome, mutations  # noqa: E402
 
 
 def guided(minutes: float) -> dict:
     """Mutants for so many minutes of processor time."""
     outcome = Outcome()
-    seeds = list(checks.golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
+    seeds = checks.seeds()
     begin, seed = time.process_time(), 1000
     while time.process_time() - begin < 60 * minutes:
         mutations(seeds, 20_000, seed, outcome)
@@ -83,7 +82,7 @@ def campaign(count: int, minutes: float, bounds: int, chosen: list[str]) -> dict
         steps = {
             "prefixes": lambda: _figures(checks.prefixes(files)),
             "flips": lambda: _figures(checks.flips(files)),
-            "values": lambda: _figures(checks.enumerations(checks.golden(400))),
+            "values": lambda: _figures(checks.enumerations(checks.golden(150))),
             "mutations": lambda: _figures(checks.mutated(count, 1)),
             "guided": lambda: guided(minutes),
             "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache)),

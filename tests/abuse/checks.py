@@ -28,6 +28,7 @@ __all__ = [
     "mutated_optimized",
     "mutated_with_bounds_checked",
     "prefixes",
+    "seeds",
 ]
 
 HERE = Path(__file__).parent
@@ -76,9 +77,16 @@ def enumerations(files: dict[str, bytes]) -> Outcome:
 def mutated(count: int, seed: int) -> Outcome:
     """`count` mutants of the small golden files and of the malformed corpus."""
     outcome = Outcome()
-    seeds = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
-    mutations(seeds, count, seed, outcome)
+    mutations(seeds(), count, seed, outcome)
     return outcome
+
+
+def seeds() -> list[bytes]:
+    """What mutants descend from: small golden files and malformed ones; decoded once, which loads compiled loops."""
+    found = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
+    for blob in found:
+        trial(blob, Outcome())
+    return found
 
 
 def malformed_corpus() -> dict:

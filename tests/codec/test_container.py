@@ -33,7 +33,6 @@ def test_checksum_is_crc32c():
 
 
 @ALL_CODERS
-@settings(deadline=None)
 @given(model=compressed_models())
 def test_any_model_comes_back(coder, model):
     blob = encode(model, coder=coder)
@@ -45,7 +44,7 @@ def test_any_model_comes_back(coder, model):
 
 
 @ALL_CODERS
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(model=compressed_models())
 def test_parts_add_up(coder, model):
     blob = encode(model, coder=coder)

@@ -74,7 +74,7 @@ def test_the_second_decoder_agrees_on_golden_files(name):
 
 
 @pytest.mark.parametrize("coder", CODERS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(model=compressed_models())
 def test_the_second_decoder_agrees_on_any_model(coder, model):
     agrees(encode(model, coder=coder), model)
