@@ -107,64 +107,66 @@ def campaign(count: int, minutes: float, bounds: int, chosen: list[str]) -> dict
 
 
 def report(results: dict) -> str:
-    """The figures as a page."""
-    golden, mutation, guided_, bounds = (results[key] for key in ("golden", "mutations", "guided", "bounds"))
-    rows = [
-        (
-            "every prefix of all golden files",
-            results["prefixes"]["tried"],
-            _verdict(results["prefixes"], all_refused=True),
-        ),
-        (
-            "every flipped bit of all golden files",
-            results["flips"]["tried"],
-            _verdict(results["flips"], all_refused=True),
-        ),
-        ("every value of every byte, checksum repaired", results["values"]["tried"], _verdict(results["values"])),
-        ("mutations, checksum repaired", mutation["tried"], _verdict(mutation)),
-        (f"guided mutations, {guided_['cpu_minutes']} minutes of CPU", guided_["tried"], _verdict(guided_)),
-        ("mutations with every array index checked", bounds["tried"], _verdict(bounds)),
-        ("mutations under `python -O`", results["optimized"]["tried"], _verdict(results["optimized"])),
-    ]
-    malformed_, claim = results["malformed"], results["claim"]
+    """The figures as a page; steps that were never run are left out."""
+    golden = results["golden"]
     lines = [
         "# Abuse report",
         "",
-        "Written by `python tests/abuse/campaign.py`; don't edit. Machine: " + results["machine"] + ".",
+        f"Written by `python tests/abuse/campaign.py`; don't edit. Machine: {results['machine']}.",
         f"Golden files: {golden['files']}, {golden['bytes']:,} bytes.",
         "",
         "| what | files tried | outcome |",
         "|---|---:|---|",
-        *(f"| {what} | {tried:,} | {outcome} |" for what, tried, outcome in rows),
-        "",
-        "\"Canonical\" means that encoding what was decoded gives the same file again, byte for byte.",
-        f"The mutations were refused at {mutation['lines']} lines, the guided ones at {guided_['lines']}; by kind: "
-        + ", ".join(f"{kind} {count:,}" for kind, count in mutation["refused"].items())
-        + ".",
-        "",
-        f"- Slowest refusal of a mutant: {mutation['slowest_refusal_ms']} ms on a busy machine.",
-        f"- Malformed by hand: {malformed_['files']} files, {len(malformed_['wrong'])} with an unexpected error; "
-        f"slowest {malformed_['slowest_ms']:.1f} ms, largest {malformed_['largest_mib']:.1f} MiB.",
-        f"- {claim['bytes']} bytes that claim 10¹² weights: {claim['error']} in {claim['slowest_ms']:.2f} ms.",
-        f"- Audit events (import, open, exec, compile, socket, process, …) while {results['audit']['files']} files "
-        f"are decoded, once the compiled loops are loaded: {sum(results['audit']['events'].values())}.",
-        f"- Branch coverage of `bayeszip.codec`, loops included: {results['coverage']['percent']} %.",
-        "",
-        "Peak memory of decoding beyond what the process held before, against what the file declares;",
-        "allowed are 32 MiB + 2 ×:",
-        "",
-        "| case | declared, MiB | peak, MiB |",
-        "|---|---:|---:|",
-        *(f"| {m['case']} | {m['declared_mib']:.1f} | {m['beyond_mib']:.1f} |" for m in results["memory"]),
-        "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    ]
+    for step, what in _TRIALS.items():
+        if step in results:
+            minutes = f", {results[step]['cpu_minutes']} minutes of CPU" if step == "guided" else ""
+            lines.append(f"| {what}{minutes} | {results[step]['tried']:,} | {_verdict(results[step], step)} |")
+    lines += ["", '"Canonical": encoding what was decoded gives the same file again, byte for byte.', ""]
+    lines += [f"- {line}" for step, line in _LINES.items() if step in results for line in line(results[step])]
+    if "memory" in results:
+        lines += [
+            "",
+            "Peak memory of decoding beyond what the process held before; allowed are 32 MiB + 2 × what is declared:",
+            "",
+            "| case | declared, MiB | peak, MiB |",
+            "|---|---:|---:|",
+            *(f"| {m['case']} | {m['declared_mib']:.1f} | {m['beyond_mib']:.1f} |" for m in results["memory"]),
+        ]
+    return "\n".join([*lines, ""])
 
 
-def _verdict(figures: dict, all_refused: bool = False) -> str:
+_TRIALS = {
+    "prefixes": "every prefix of all golden files",
+    "flips": "every flipped bit of all golden files",
+    "values": "every value of every byte of the smallest golden files, checksum repaired",
+    "mutations": "mutations, checksum repaired",
+    "guided": "guided mutations",
+    "bounds": "mutations with every array index checked",
+    "optimized": "mutations under `python -O`",
+}
+_LINES = {
+    "mutations": lambda r: [
+        f"Mutations were refused at {r['lines']} lines, the slowest in {r['slowest_refusal_ms']} ms by the clock of a busy"
+        f" machine; by kind: {', '.join(f'{kind} {count:,}' for kind, count in r['refused'].items())}."
+    ],
+    "malformed": lambda r: [
+        f"Malformed by hand: {r['files']} files, {len(r['wrong'])} with an unexpected error; slowest"
+        f" {r['slowest_ms']:.1f} ms, largest {r['largest_mib']:.1f} MiB."
+    ],
+    "claim": lambda r: [f"{r['bytes']} bytes that claim 10¹² weights: {r['error']} in {r['slowest_ms']:.2f} ms."],
+    "audit": lambda r: [
+        f"Audit events (import, open, exec, compile, socket, process, …) while {r['files']} files are decoded, once the"
+        f" compiled loops are loaded: {sum(r['events'].values())}."
+    ],
+    "coverage": lambda r: [f"Branch coverage of `bayeszip.codec` by its tests, loops included: {r['percent']} %."],
+}
+
+
+def _verdict(figures: dict, step: str) -> str:
     if figures["faults"]:
         return f"**{len(figures['faults'])} faults**"
-    if all_refused:
+    if step in ("prefixes", "flips"):
         return "all refused" if not figures["accepted"] else f"**{figures['accepted']} accepted**"
     return f"{figures['accepted']:,} accepted and canonical, the others refused; no other exception, no crash"
 
@@ -175,7 +177,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--bounds", type=int, default=200_000)
     parser.add_argument("--steps", default="", help="comma-separated; all by default")
+    parser.add_argument("--page", action="store_true", help="only write the page again from report.json")
     arguments = parser.parse_args()
+    if arguments.page:
+        (HERE / "REPORT.md").write_text(report(json.loads((HERE / "report.json").read_text())))
+        return
     steps = [step for step in arguments.steps.split(",") if step]
     results = campaign(arguments.mutations, arguments.minutes, arguments.bounds, steps)
     (HERE / "REPORT.md").write_text(report(results))
