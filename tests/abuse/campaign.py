@@ -147,7 +147,7 @@ _TRIALS = {
 }
 _LINES = {
     "mutations": lambda r: [
-        f"Mutations were refused at {r['lines']} lines, the slowest in {r['slowest_refusal_ms']} ms by the clock of a busy"
+        f"Mutations were refused at {r['lines']} lines, slowest {r['slowest_refusal_ms']} ms by the clock of a busy"
         f" machine; by kind: {', '.join(f'{kind} {count:,}' for kind, count in r['refused'].items())}."
     ],
     "malformed": lambda r: [
