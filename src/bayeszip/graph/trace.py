@@ -73,12 +73,11 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     network = to_module(model, first.dtype).to(inputs[0].device)
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = outputs_of(module(*inputs))
         try:
-            found = outputs_of(network(*inputs))
-        except (RuntimeError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UntraceableModel(f"the graph of {type(module).__name__} doesn't run: {reason}") from error
+            expected, found = (outputs_of(each(*inputs)) for each in (module, network))
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).splitlines()[:1])
+            raise UntraceableModel(f"{type(module).__name__}, or its graph, doesn't run: {reason}") from error
     tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
     if len(expected) != len(found):
         raise UntraceableModel(f"{type(module).__name__} returns {len(expected)} tensors, its graph {len(found)}")
