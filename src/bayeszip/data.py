@@ -483,6 +483,8 @@ class Batches:
             raise DataError(f"a batch holds at least 1 example, not {batch_size}")
         self.inputs, self.targets = inputs, targets
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
+        #: Which rows the batch given last holds, if shuffled; lets others keep figures of their own for each row.
+        self.rows: Tensor | None = None
         self._generator = torch.Generator(inputs.device).manual_seed(seed)
         self._pass_began = self._generator.get_state()
         self._given = 0
@@ -506,7 +508,8 @@ class Batches:
             if order is None:
                 yield self.inputs[rows], self.targets[rows]
             else:
-                yield self.inputs.index_select(0, order[rows]), self.targets.index_select(0, order[rows])
+                self.rows = order[rows]
+                yield self.inputs.index_select(0, self.rows), self.targets.index_select(0, self.rows)
         self._given = 0
         self._pass_began = self._generator.get_state()
 

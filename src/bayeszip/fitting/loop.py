@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from bayeszip.variational.objective import regularizer
 __all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Loss", "Watcher", "count_examples", "evaluate", "fit"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+#: Examples shown at once to a network that is not trained.
+ROWS_AT_ONCE = 1000
 
 #: log 19: the log α at which the dropout rate σ²/(θ²+σ²) is 0.95, the paper's threshold (app. B).
 PRUNING_LOG_ALPHA = math.log(19)
@@ -69,13 +72,36 @@ class _Run:
     batches: Iterable[tuple[Tensor, Tensor]]
     n_data: int
     prior: MixturePrior | None
-    teacher: nn.Module | None
+    teacher: "_Teacher | None"
     loss: Loss
     validation: Iterable[tuple[Tensor, Tensor]] | None
     watcher: Watcher
     device: torch.device
     #: How many weights have a posterior; compaction leaves some of them uncomputed.
     n_weights: int
+
+
+class _Teacher:
+    """What the pretrained network says: asked once for every row if the batches say which rows they hold."""
+
+    @torch.no_grad()
+    def __init__(self, network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self._network, self._batches = network, batches
+        self._outputs: Tensor | None = None
+        inputs = getattr(batches, "inputs", None)
+        if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs):
+            return
+        # Not if keeping the outputs takes more memory than the inputs do.
+        if network(inputs[:1]).numel() <= inputs[:1].numel():
+            self._outputs = torch.cat([network(part) for part in inputs.split(ROWS_AT_ONCE)])
+
+    @torch.no_grad()
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Its outputs for the batch at hand."""
+        rows: Tensor | None = getattr(self._batches, "rows", None)
+        if self._outputs is None or rows is None:
+            return cast(Tensor, self._network(inputs))
+        return self._outputs.index_select(0, rows)
 
 
 def fit(
@@ -108,7 +134,8 @@ def fit(
     """
     device = next(network.parameters()).device
     n_weights = sum(weight.theta.numel() for weight in variational_weights(network))
-    run = _Run(network, batches, n_data, prior, teacher, loss, validation, watcher or Watcher(), device, n_weights)
+    asked = _Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
+    run = _Run(network, batches, n_data, prior, asked, loss, validation, watcher or Watcher(), device, n_weights)
     for phase in phases:
         _check_needs(phase, run)
     try:
@@ -214,8 +241,7 @@ def _data_loss(run: _Run, phase: Phase, inputs: Tensor, targets: Tensor) -> Tens
     if not phase.distillation or run.teacher is None:
         return nll
     temperature = phase.distillation_temperature
-    with torch.no_grad():
-        wanted = F.softmax(run.teacher(inputs) / temperature, dim=-1)
+    wanted = F.softmax(run.teacher.outputs(inputs) / temperature, dim=-1)
     # Scaled by the squared temperature so that gradients keep their size (Hinton et al. 2015).
     imitation = F.cross_entropy(outputs / temperature, wanted) * temperature**2
     return (1 - phase.distillation) * nll + phase.distillation * imitation

@@ -1,0 +1,63 @@
+"""The teacher of a distillation: the same answers, whether asked once for all rows or batch by batch."""
+
+import copy
+
+import torch
+from torch import nn
+
+from bayeszip.data import Batches
+from bayeszip.fitting import Phase, fit
+from bayeszip.fitting.loop import _Teacher
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(100, 6, generator=generator), torch.arange(100) % 3
+
+
+def test_a_teacher_that_knows_all_rows_answers_as_one_that_is_asked():
+    network = nn.Linear(6, 3)
+    batches = Batches(*data(), 16, shuffle=True, seed=1)
+    teacher = _Teacher(network, batches)
+    for inputs, _ in batches:
+        assert torch.allclose(teacher.outputs(inputs), network(inputs), atol=1e-6)
+
+
+def test_rows_are_asked_once():
+    class Counting(nn.Linear):
+        asked = 0
+
+        def forward(self, inputs):
+            Counting.asked += len(inputs)
+            return super().forward(inputs)
+
+    batches = Batches(*data(), 16, shuffle=True, seed=1)
+    teacher = _Teacher(Counting(6, 3), batches)
+    asked = Counting.asked
+    for inputs, _ in batches:
+        teacher.outputs(inputs)
+    assert Counting.asked == asked <= 101
+
+
+def test_outputs_larger_than_the_inputs_are_not_kept():
+    batches = Batches(*data(), 16, shuffle=True)
+    network = nn.Linear(6, 30)
+    teacher = _Teacher(network, batches)
+    inputs, _ = next(iter(batches))
+    assert torch.equal(teacher.outputs(inputs), network(inputs))
+    assert teacher._outputs is None
+
+
+def test_distillation_from_a_plain_loader_gives_the_same_training():
+    torch.manual_seed(0)
+    start, master = nn.Linear(6, 3), nn.Linear(6, 3)
+    phase = Phase(name="imitate", epochs=2, noise=False, distillation=0.7, rate_theta=0.01)
+    trained = []
+    for plain in (False, True):
+        network = copy.deepcopy(start)
+        batches = Batches(*data(), 20)
+        loader = list(batches) if plain else Batches(*data(), 20)
+        fit(network, loader, [phase], n_data=100, teacher=master)
+        trained.append(network.weight.detach())
+    assert torch.allclose(*trained, atol=1e-6)
+    assert not torch.allclose(trained[0], start.weight)
