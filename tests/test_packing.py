@@ -49,6 +49,14 @@ def test_a_network_packs_shrinks_and_loads_without_its_class(image, tmp_path):
     assert result.bytes < 1700
 
 
+def test_the_ratio_counts_parameters_not_statistics(image):
+    parameters = sum(p.numel() for p in network().parameters())
+    for inputs in (None, (image,)):
+        result = bayeszip.pack(network(), example_inputs=inputs)
+        assert result.compressed.original_parameters == parameters
+        assert result.ratio == pytest.approx(4 * parameters / result.bytes)
+
+
 def test_norm_statistics_and_biases_are_kept_bit_for_bit(image):
     result = bayeszip.pack(network(), components=4)
     original = network().state_dict()

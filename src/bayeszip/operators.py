@@ -7,7 +7,7 @@ its attributes are part of the file format: entries are added at the end, never 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["OPERATORS", "OPERATOR_OF_OPCODE", "Attribute", "AttributeValue", "Operator"]
+__all__ = ["BUFFER_ROLES", "OPERATORS", "OPERATOR_OF_OPCODE", "Attribute", "AttributeValue", "Operator"]
 
 AttributeKind = Literal["int", "ints", "bool", "float", "choice"]
 AttributeValue = int | tuple[int, ...] | bool | float | str
@@ -241,5 +241,8 @@ OPERATORS: dict[str, Operator] = {
         Operator("cast", 94, attributes=(Attribute("dtype", "choice", "float32", _DTYPES),)),
     )
 }
+
+#: Roles of tensors that are statistics or masks, not parameters.
+BUFFER_ROLES = ("running_mean", "running_var", "buffer")
 
 OPERATOR_OF_OPCODE: dict[int, Operator] = {operator.opcode: operator for operator in OPERATORS.values()}

@@ -457,13 +457,15 @@ def _code(
     network: nn.Module, quantized: Mapping[str, QuantizedTensor], examples: Sequence[Tensor] | None, coding: Coding
 ) -> Result:
     """Without its dead units if the network can be traced, proven to compute the same, then as bytes."""
+    count = models.parameter_count(network)
     if examples is None:
-        return _coded(CompressedModel(graph.from_state(network, quantized)), coding, network, "no example inputs given")
+        model = CompressedModel(graph.from_state(network, quantized), None, count)
+        return _coded(model, coding, network, "no example inputs given")
     try:
         traced = graph.trace(network, tuple(examples))
     except (graph.UnknownOperator, graph.UntraceableModel) as error:
-        return _coded(CompressedModel(graph.from_state(network, quantized)), coding, network, str(error))
-    large = CompressedModel(graph.from_state(network, quantized, traced), traced)
+        return _coded(CompressedModel(graph.from_state(network, quantized), None, count), coding, network, str(error))
+    large = CompressedModel(graph.from_state(network, quantized, traced), traced, count)
     small = graph.drop_dead_units(large, multiple_of=coding.widths_multiple_of, indices=coding.keep_indices)
     graph.prove_same(large, small, tuple(examples))
     return _coded(small, coding, network)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from bayeszip.errors import ModelError
+from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
 __all__ = ["dense_state", "is_index", "narrowed", "surviving", "with_indices"]
@@ -59,13 +60,23 @@ def dense_state(model: CompressedModel) -> dict[str, np.ndarray]:
     Raises:
         ModelError: units were removed and which ones wasn't stored.
     """
-    own = [tensor for name, tensor in model.tensors.items() if not is_index(name)]
-    if _NAME not in model.tensors and sum(tensor.size for tensor in own) != model.original_parameters:
+    if model.graph is not None and _NAME not in model.tensors and _parameters(model) != model.original_parameters:
         raise ModelError(
             "the model was shrunk without storing which units survived: compress with their indices stored, or load it "
             "without the original shapes"
         )
     return {name: _scattered(model.tensors[name], masks) for name, masks in surviving(model).items()}
+
+
+def _parameters(model: CompressedModel) -> int:
+    """How many of the model's numbers are parameters: neither statistics nor masks nor other buffers."""
+    nodes = model.graph.nodes if model.graph else ()
+    roles = {name: role for node in nodes for name, role in zip(node.tensors, OPERATORS[node.op].tensors, strict=True)}
+    return sum(
+        tensor.size
+        for name, tensor in model.tensors.items()
+        if not is_index(name) and roles.get(name) not in BUFFER_ROLES
+    )
 
 
 def _scattered(tensor: QuantizedTensor | RawTensor, masks: Sequence[np.ndarray]) -> np.ndarray:

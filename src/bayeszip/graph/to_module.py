@@ -14,16 +14,13 @@ from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import shapes, states_inputs
 from bayeszip.graph.run import COMPUTE, LAYERS
 from bayeszip.graph.state import to_torch
-from bayeszip.operators import OPERATORS, AttributeValue
+from bayeszip.operators import BUFFER_ROLES, OPERATORS, AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node
 
 __all__ = ["Network", "to_module"]
 
 #: Larger activations of one sample than this are refused.
 _MOST_ELEMENTS = 2**30
-
-#: Roles that are statistics, not parameters.
-_BUFFER_ROLES = ("running_mean", "running_var", "buffer")
 
 
 @dataclass(frozen=True)
@@ -230,5 +227,5 @@ def _buffer_names(graph: Graph) -> set[str]:
         name
         for node in graph.nodes
         for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True)
-        if name is not None and role in _BUFFER_ROLES
+        if name is not None and role in BUFFER_ROLES
     }
