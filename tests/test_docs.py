@@ -1,0 +1,50 @@
+"""Pages that are generated say what the source says; examples in the README run."""
+
+import re
+import runpy
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip.data import Batches
+from bayeszip.recipe import RECIPES, recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_page_of_operators_is_current():
+    built = runpy.run_path(str(ROOT / "docs" / "build_operators.py"))
+    assert built["PAGE"].read_text(encoding="utf-8") == built["page"](), "run: python docs/build_operators.py"
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    monkeypatch.chdir(tmp_path)
+    # The recipe it names takes 300 epochs; the snippet is about the calls.
+    monkeypatch.setitem(RECIPES, "vd+sws", recipe("vd+sws").override("epochs_scale=0.001"))
+
+    class MyNet(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    x = torch.randn(64, 6)
+    loader = Batches(x, (x[:, 0] > 0).long(), 16)
+    names = {"model": MyNet(), "MyNet": MyNet, "train_loader": loader, "val_loader": loader, "x": x[:2]}
+    exec(snippet, names)
+    assert (tmp_path / "net.bayz").stat().st_size == names["result"].bytes
+    assert names["net"](x).shape == (64, 2)
+    assert bayeszip.load(tmp_path / "as-is.bayz")(x).shape == (64, 2)
+
+
+def test_commands_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    from bayeszip.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands}
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.S | re.M))
+    used = set(re.findall(r"^bayeszip (\w+)", blocks, re.M))
+    assert {"compress", "evaluate", "info"} <= used <= known
+    assert "make compress" in text
+    assert "make test" in text
