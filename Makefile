@@ -34,8 +34,9 @@ check: $(READY) ## Check style, types and the order of imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-bench: $(READY) ## Measure the time and memory of a training step
+bench: $(READY) ## Measure training steps (time, memory) and the latency of shrunk networks
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/latency.py
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "bayeszip needs Python 3.11 or newer, and none was found; install one," \
