@@ -1,5 +1,6 @@
 """Training as one watches it: where it stands, the parts of the loss, what a file would take now, and the time left."""
 
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from bayeszip.fitting import EpochStats, Phase, Watcher
@@ -32,7 +34,7 @@ class TrainingProgress(Watcher):
         self._console = console or Console(file=sys.stderr)
         self._starts = _starts(phases)
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
@@ -46,6 +48,7 @@ class TrainingProgress(Watcher):
         self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
         self._plain = not self._console.is_terminal
         self._last_line = time.monotonic()
+        self._bytes: int | None = None
 
     def __enter__(self) -> "TrainingProgress":
         if not self._plain:
@@ -65,10 +68,13 @@ class TrainingProgress(Watcher):
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
+        # The size is not measured after every epoch; the last one known is shown meanwhile.
+        self._bytes = stats.bytes if stats.bytes is not None else self._bytes
+        stats = dataclasses.replace(stats, bytes=self._bytes)
         if not self._plain:
             self._live.update(Group(self._bar, _table(stats)))
         elif stats.epoch == stats.epochs or time.monotonic() - self._last_line >= LINE_EVERY:
-            self._console.print(self._line(stats), highlight=False, soft_wrap=True)
+            self._console.print(self._line(stats), highlight=False, markup=False, emoji=False, soft_wrap=True)
             self._last_line = time.monotonic()
 
     def _line(self, stats: EpochStats) -> str:
@@ -103,5 +109,5 @@ def _table(stats: EpochStats) -> Any:
     figures = _figures(stats)
     for name, _ in figures:
         table.add_column(name, style="cyan", header_style="dim")
-    table.add_row(*(value for _, value in figures))
+    table.add_row(*(Text(value) for _, value in figures))
     return table
