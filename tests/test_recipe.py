@@ -131,6 +131,7 @@ def test_a_wrong_override_says_what_is_wrong(assignment, message):
         ('{"phases": [{"name": "vd", "tau1": "big"}]}', "vd.tau1 must be of type float"),
         ('{"phases": [{"name": "x", "tau2": 1}, {"name": "x"}]}', "names of their own"),
         ('{"phases": [{"name": "coding", "tau2": 1}]}', "names of their own"),
+        ('{"phases": [{"name": "all", "tau2": 1}]}', "names of their own"),
         ('{"phases": [{"name": "vd", "tau1": 1}]}', "no phase trains the mixture"),
     ],
 )

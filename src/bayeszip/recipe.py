@@ -74,7 +74,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check(self, self.name)
         names = [phase.name for phase in (*self.pretraining, *self.phases, self.closing)]
-        reserved = {entry.name for entry in dataclasses.fields(self)}
+        reserved = {"all", *(entry.name for entry in dataclasses.fields(self))}
         doubled = {name for name in names if names.count(name) > 1 or name in reserved}
         if doubled:
             raise RecipeError(f"{self.name}: phases need names of their own, not {', '.join(sorted(doubled))}")

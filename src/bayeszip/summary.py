@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bayeszip.codec import Description
 
-__all__ = ["as_text", "description_dict", "facts_table", "show_bytes", "tensors_table"]
+__all__ = ["as_text", "description_dict", "facts_table", "printable", "show_bytes", "tensors_table"]
 
 
 def show_bytes(count: int) -> str:
@@ -19,6 +19,15 @@ def show_bytes(count: int) -> str:
     ('987 B', '4,096 B', '12.3 MB')
     """
     return f"{count:,} B" if count < 100_000 else f"{count / 1e6:.1f} MB"
+
+
+def printable(text: str) -> str:
+    r"""Text from a stranger's file, with what could steer a terminal written out.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
@@ -34,7 +43,7 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
 def tensors_table(description: Description) -> Table:
     """A row for each tensor and each other part of the file; the last column adds up to the file's size."""
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
-    table.add_column("tensor", footer="the whole file")
+    table.add_column("tensor", footer="the whole file", overflow="fold")
     table.add_column("shape")
     table.add_column("not zero", justify="right")
     table.add_column("values", justify="right")
@@ -42,7 +51,7 @@ def tensors_table(description: Description) -> Table:
     table.add_column("bytes", justify="right", footer=f"{description.bytes:,}")
     for tensor in description.tensors:
         table.add_row(
-            tensor.name,
+            printable(tensor.name),
             "×".join(map(str, tensor.shape)) or "scalar",
             f"{tensor.nonzero:,}",
             f"{tensor.symbols:,}" if tensor.kind == "quantized" else tensor.kind,
@@ -81,8 +90,8 @@ def description_dict(description: Description) -> dict[str, Any]:
 
 
 def as_text(*tables: RenderableType, width: int = 110) -> str:
-    """Tables as plain text."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    """Tables as plain text; brackets and colons in them mean nothing but themselves."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, emoji=False)
     for table in tables:
         console.print(table)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
