@@ -99,3 +99,35 @@ def test_all_zero_and_one_value(symbols):
     expected = (inputs.sum(0) * torch.from_numpy((tensor.symbols == 1).astype(np.float32))).sum()
     assert shared.values.grad[0].item() == pytest.approx(expected.item(), abs=1e-5)
     assert (shared.values.grad[1:] == 0).all()
+
+
+class TwoPlaces(nn.Module):
+    """One module at two places, and one tensor in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.again(self.first(inputs).relu()).relu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_shared_modules_and_tied_tensors_of_any_type_come_back_as_they_were(dtype):
+    network = TwoPlaces().to(dtype)
+    before = dict(network.named_parameters(remove_duplicate=False))
+    shared = SharedValues(network, {"first.weight": quantized(4, 4), "first.bias": quantized(4, seed=1)})
+    inputs = torch.randn(3, 4, dtype=dtype)
+    outputs = shared(inputs)
+    outputs.sum().backward()
+    assert outputs.dtype == dtype
+    after = dict(network.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+    with torch.no_grad():
+        network.first.weight.copy_(torch.from_numpy(quantized(4, 4).dequantize()))
+        network.first.bias.copy_(torch.from_numpy(quantized(4, seed=1).dequantize()))
+    torch.testing.assert_close(outputs, network(inputs))

@@ -5,7 +5,7 @@ they are kept sorted by symbol, so that this sum runs over consecutive stretches
 on a GPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,13 @@ class SharedValues(nn.Module):
         self.values = nn.Parameter(torch.tensor(codebook[1:], device=device))
         self.others = nn.ParameterList(p for name, p in network.named_parameters() if name not in tensors)
         self._places = {name: _Places.of(tensor, device) for name, tensor in tensors.items()}
+        self._owners = _owners(network, tensors)
 
     def forward(self, *inputs: Any) -> Any:
-        weights = {name: _Spread.apply(self.values, places) for name, places in self._places.items()}
-        return functional_call(self._network[0], weights, inputs)
+        shared = {name: _Spread.apply(self.values, places) for name, places in self._places.items()}
+        weights = {place: shared[name].to(dtype) for place, (name, dtype) in self._owners.items()}
+        # Ties are resolved already: torch's own way does not restore a module that stands at two places.
+        return functional_call(self._network[0], weights, inputs, tie_weights=False)
 
     def train(self, mode: bool = True) -> "SharedValues":
         self._network[0].train(mode)
@@ -47,6 +50,17 @@ class SharedValues(nn.Module):
     def codebook(self) -> np.ndarray:
         """The values as they are now, 0.0 in front."""
         return np.concatenate([[np.float32(0)], self.values.detach().cpu().numpy()])
+
+
+def _owners(network: nn.Module, names: Container[str]) -> dict[str, tuple[str, torch.dtype]]:
+    """Each place that holds one of the parameters `names`, once for each module: the parameter's name and type."""
+    first_name = {id(parameter): name for name, parameter in network.named_parameters()}
+    return {
+        f"{path}.{role}" if path else role: (first_name[id(parameter)], parameter.dtype)
+        for path, module in network.named_modules()
+        for role, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if first_name[id(parameter)] in names
+    }
 
 
 class _Places:
