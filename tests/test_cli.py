@@ -268,3 +268,23 @@ def test_every_command_has_help_with_an_example(run):
 
 def test_version(run):
     assert run("--version").stdout == f"bayeszip {bayeszip.__version__}\n"
+
+
+def test_what_can_be_mended_is_one_message(run, tmp_path):
+    for arguments, message in (
+        (["verify", "net.bayz", "--weights", "w.safetensors"], "--against"),
+        (compress_arguments(tmp_path / "x.bayz", "--seed", 2**70), "--seed"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+def test_a_network_that_does_not_fit_the_data_is_one_line(run, folder, tmp_path):
+    (folder / "wide.py").write_text(
+        "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 2))\n"
+    )
+    done = run(*compress_arguments(tmp_path / "x.bayz", model="wide:net"))
+    assert done.returncode == 1
+    assert "fails on a batch" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -523,7 +523,7 @@ class TestBatches:
         batches = Batches(x, torch.arange(n), size, shuffle=shuffle, drop_last=drop_last)
         given_ = list(batches)
         assert len(given_) == len(batches)
-        assert batches.n == n
+        assert batches.n_examples == n
         assert all(torch.equal(x[:, 0], y * 3.0) for x, y in given_)
         rows = [row for _, y in given_ for row in y.tolist()]
         kept = n - n % size if drop_last else n

@@ -33,7 +33,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .bayz file.", show_default=False)]
 DataOption = Annotated[
-    str, typer.Option("--data", help="mnist, idx:FOLDER (four IDX files), or module:loaders (see the guide).")
+    str, typer.Option("--data", help="mnist, idx:FOLDER (four IDX files), or module:function that returns loaders.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
@@ -102,7 +102,7 @@ def compress(
         Path | None,
         typer.Option("--run", help="A folder that receives the recipe, the training history and the report."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all random numbers.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of all random numbers.")] = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -136,8 +136,8 @@ def compress(
         device=target,
         pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
     )
-    result.save(output)
     figures = file_figures(result.network(), result.blob, loaders.test)
+    result.save(output)
     if run is not None:
         write_record(run, result, figures)
     if as_json:
@@ -264,6 +264,8 @@ def verify(
     from bayeszip import models, pipeline
     from bayeszip.loaders import load_weights
 
+    if weights is not None and against is None:
+        raise typer.BadParameter("say with --against what they are the weights of", param_hint="--weights")
     network = None if against is None else models.build(against)
     if network is not None and weights is not None:
         load_weights(network, weights)

@@ -491,17 +491,19 @@ class Batches:
         self._skip = 0
 
     @property
-    def n(self) -> int:
+    def n_examples(self) -> int:
         """How many examples there are, those that `drop_last` leaves out included."""
         return len(self.targets)
 
     def __len__(self) -> int:
-        return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)
+        n = self.n_examples
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self._pass_began = self._generator.get_state()
         skip, self._skip = self._skip, 0
-        order = torch.randperm(self.n, generator=self._generator, device=self.inputs.device) if self.shuffle else None
+        device = self.inputs.device
+        order = torch.randperm(self.n_examples, generator=self._generator, device=device) if self.shuffle else None
         for batch in range(skip, len(self)):
             rows = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
             self._given = batch + 1

@@ -19,7 +19,7 @@ from bayeszip import codec, graph, models
 from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
-from bayeszip.fitting.loop import Loss
+from bayeszip.fitting.loop import Loss, checked_pair
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.proof import random_inputs
 from bayeszip.posterior import Posterior
@@ -29,7 +29,14 @@ from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
-from bayeszip.variational import Conversion, MixturePrior, to_stock, to_variational, variational_weights
+from bayeszip.variational import (
+    Conversion,
+    MixturePrior,
+    check_materialized,
+    to_stock,
+    to_variational,
+    variational_weights,
+)
 
 __all__ = [
     "Fit",
@@ -152,6 +159,7 @@ def compress(
     began = time.perf_counter()
     settings = named_recipe(recipe).scaled()
     target = resolve_device(device)
+    check_materialized(model)
     network = copy.deepcopy(model).to(target)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
@@ -521,8 +529,8 @@ def _own_limits(model: CompressedModel) -> codec.Limits:
 def _examples(batches: Batches, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
     if given is not None:
         return tuple(tensor.cpu() for tensor in given)
-    for inputs, _ in batches:
-        return (inputs[:2].cpu(),)
+    for batch in batches:
+        return (checked_pair(batch)[0][:2].cpu(),)
     raise DataError("the training data gave no batch; check the loader")
 
 

@@ -348,3 +348,67 @@ def test_count_examples():
     assert count_examples(DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(6)))) == 6
     assert count_examples(DataLoader(Stream(), batch_size=4)) == 13
     assert count_examples([(inputs[:5], targets[:5]), (inputs[5:], targets[5:])]) == 13
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(2, 12), torch.ones(2), torch.ones(2)),
+        torch.ones(2, 12),
+        ([torch.ones(2, 12)], torch.ones(2)),
+        {"x": 1},
+    ],
+)
+def test_batches_of_another_form(batch):
+    for use in (count_examples, lambda batches: evaluate(build(), batches)):
+        with pytest.raises(DataError, match="two tensors"):
+            use([batch])
+
+
+def test_a_loader_of_a_stream_has_no_length():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return zip(*next(iter(problem(64, 64))), strict=True)
+
+    recorder = Recorder()
+    loader = DataLoader(Stream(), batch_size=16)
+    fit(build(), loader, [Phase(epochs=2, tau1=1.0)], n_data=count_examples(loader), watcher=recorder)
+    assert len(recorder.epochs) == 2
+
+
+def test_count_examples_does_not_ask_a_progress_bar_how_far_it_is():
+    class Bar:
+        n = 0
+
+        def __iter__(self):
+            return iter(problem(64, 16))
+
+    assert count_examples(Bar()) == 64
+
+
+def test_a_network_that_fails_on_the_data_is_named_with_the_phase():
+    inputs, targets = next(iter(problem(32, 32)))
+    for batch in ((inputs[:, :3], targets), (inputs, targets + 100), (inputs, targets.float())):
+        with pytest.raises(TrainingError, match="phase vd: the network or its loss fails"):
+            fit(build(), [batch], [Phase(name="vd", tau1=1.0)], n_data=32)
+    with pytest.raises(TrainingError, match="evaluation"):
+        evaluate(build(), [(inputs[:, :3], targets)])
+
+
+def test_distillation_of_outputs_in_sequences_is_that_of_their_rows():
+    losses = []
+    for shape in ((12, 12), (4, 3, 12)):
+        torch.manual_seed(1)
+        inputs, targets = torch.randn(12, 12).view(shape), torch.zeros(12, dtype=torch.long)
+        recorder = Recorder()
+        fit(
+            build(variational=False),
+            [(inputs, targets)],
+            [Phase(noise=False, distillation=1.0)],
+            n_data=12,
+            teacher=build(seed=3, variational=False),
+            loss=lambda outputs, targets: F.cross_entropy(outputs.flatten(0, -2), targets),
+            watcher=recorder,
+        )
+        losses.append(recorder.epochs[0].nll)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

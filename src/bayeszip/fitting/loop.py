@@ -5,6 +5,7 @@ for each phase:  reseed? ──► for each epoch:  compact? ──► for each 
                                           └──► EpochStats ──► on_epoch
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -24,7 +25,16 @@ from bayeszip.variational.layers import VariationalLayer, VariationalWeight, var
 from bayeszip.variational.mixture import MixturePrior
 from bayeszip.variational.objective import regularizer
 
-__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Loss", "Watcher", "count_examples", "evaluate", "fit"]
+__all__ = [
+    "PRUNING_LOG_ALPHA",
+    "EpochStats",
+    "Loss",
+    "Watcher",
+    "checked_pair",
+    "count_examples",
+    "evaluate",
+    "fit",
+]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -176,7 +186,7 @@ def _fit_epoch(
 ) -> EpochStats:
     began = time.perf_counter()
     run.network.train()
-    n_batches = max(1, len(run.batches)) if isinstance(run.batches, Sized) else 1
+    n_batches = _count_batches(run.batches)
     sums = torch.zeros(4, device=run.device)
     count = 0
     for count, (inputs, targets) in enumerate(_on_device(run.batches, run.device), start=1):
@@ -223,7 +233,8 @@ def _step(
     if phase.std_first and run.prior is not None:
         run.prior.tighten(geometric(done, phase.std_first, phase.std_last))
     optimizer.zero_grad()
-    nll = _data_loss(run, phase, inputs, targets)
+    with _running(f"phase {phase.name}"):
+        nll = _data_loss(run, phase, inputs, targets)
     total, parts = nll, [nll.detach(), *nll.new_zeros(3)]
     if weights:
         tau1, tau2 = phase.tau1 * ramp(done, phase.tau1_ramp), phase.tau2 * ramp(done, phase.tau2_ramp)
@@ -243,7 +254,9 @@ def _data_loss(run: _Run, phase: Phase, inputs: Tensor, targets: Tensor) -> Tens
     temperature = phase.distillation_temperature
     wanted = F.softmax(run.teacher.outputs(inputs) / temperature, dim=-1)
     # Scaled by the squared temperature so that gradients keep their size (Hinton et al. 2015).
-    imitation = F.cross_entropy(outputs / temperature, wanted) * temperature**2
+    # One row an output: for `cross_entropy` the classes of larger tensors lie in their second dimension.
+    rows = (outputs / temperature).flatten(0, -2)
+    imitation = F.cross_entropy(rows, wanted.flatten(0, -2)) * temperature**2
     return (1 - phase.distillation) * nll + phase.distillation * imitation
 
 
@@ -332,7 +345,8 @@ def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> fl
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0
     for inputs, targets in _on_device(batches, device):
-        right += (network(inputs).argmax(dim=-1) == targets).sum()
+        with _running("evaluation"):
+            right += (network(inputs).argmax(dim=-1) == targets).sum()
         total += targets.numel()
     network.train(training)
     if not total:
@@ -342,17 +356,52 @@ def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> fl
 
 def count_examples(batches: Iterable[Any]) -> int:
     """N: how many examples a pass over `batches` has; asks `batches`, its sampler or its dataset, or else counts."""
-    if hasattr(batches, "n"):
-        return int(batches.n)
+    if hasattr(batches, "n_examples"):
+        return int(batches.n_examples)
     for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
         if isinstance(source, Sized):
             return len(source)
-    total = sum(len(targets) for _, targets in batches)
+    total = sum(len(checked_pair(batch)[1]) for batch in batches)
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total
 
 
+def checked_pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """A batch as (inputs, targets).
+
+    Raises:
+        DataError: it is something else.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        return batch[0], batch[1]
+    parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
+    raise DataError(
+        f"a batch must be two tensors, (inputs, targets), not {type(batch).__name__}{f' of {parts}' if parts else ''}"
+    )
+
+
+def _count_batches(batches: Iterable[Any]) -> int:
+    """How many batches a pass has; 1 where nobody knows. A loader of a stream has a length that raises."""
+    try:
+        return max(1, len(batches)) if isinstance(batches, Sized) else 1
+    except TypeError:
+        return 1
+
+
+@contextlib.contextmanager
+def _running(where: str) -> Iterator[None]:
+    """What the caller's network or loss can't do with the caller's data, with a name on it."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"{where}: the network or its loss fails on a batch: {type(error).__name__}: {error}. "
+            "Check that the data, the network and the loss fit together."
+        ) from error
+
+
 def _on_device(batches: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    for inputs, targets in batches:
+    for batch in batches:
+        inputs, targets = checked_pair(batch)
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

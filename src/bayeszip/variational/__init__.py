@@ -1,6 +1,6 @@
 """q(w), p(w), and the layers that hold them."""
 
-from bayeszip.variational.convert import Conversion, to_stock, to_variational
+from bayeszip.variational.convert import Conversion, check_materialized, to_stock, to_variational
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import MixturePrior
 from bayeszip.variational.objective import Regularizer, regularizer
@@ -11,6 +11,7 @@ __all__ = [
     "Regularizer",
     "VariationalLayer",
     "VariationalWeight",
+    "check_materialized",
     "regularizer",
     "to_stock",
     "to_variational",

@@ -10,7 +10,7 @@ from bayeszip.errors import ModelError
 from bayeszip.variational.compaction import expand
 from bayeszip.variational.layers import ROLES, VARIATIONAL_OF_STOCK, VariationalLayer
 
-__all__ = ["Conversion", "to_stock", "to_variational"]
+__all__ = ["Conversion", "check_materialized", "to_stock", "to_variational"]
 
 _STOCK_OF_VARIATIONAL = {variational: stock for stock, variational in VARIATIONAL_OF_STOCK.items()}
 
@@ -43,7 +43,7 @@ def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, b
     Raises:
         ModelError: no layer can be converted, or a weight is not a finite float tensor.
     """
-    _check_materialized(module)
+    check_materialized(module)
     stock = [(path, layer) for path, layer in module.named_modules() if _is_stock(layer)]
     if not stock:
         known = ", ".join(kind.__name__ for kind in VARIATIONAL_OF_STOCK)
@@ -82,7 +82,8 @@ def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]
             setattr(layer, f"{role}_log_sigma2", shared)
 
 
-def _check_materialized(module: nn.Module) -> None:
+def check_materialized(module: nn.Module) -> None:
+    """Refuse a network whose parameters have no values: lazy layers that saw no data, tensors on `meta`."""
     for name, tensor in module.named_parameters():
         if isinstance(tensor, nn.parameter.UninitializedParameter) or tensor.is_meta:
             raise ModelError(f"{name} has no values yet; run the network once, or load weights, before compressing")
