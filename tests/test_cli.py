@@ -288,3 +288,11 @@ def test_a_network_that_does_not_fit_the_data_is_one_line(run, folder, tmp_path)
     assert done.returncode == 1
     assert "fails on a batch" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_can_not_be_written_is_refused_before_the_training(run, tmp_path):
+    (tmp_path / "taken").write_text("")
+    done = run(*compress_arguments(tmp_path / "x.bayz", "--run", tmp_path / "taken"))
+    assert done.returncode == 1
+    assert "can't create the folder" in done.stderr
+    assert not (tmp_path / "x.bayz").exists()

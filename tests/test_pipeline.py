@@ -261,3 +261,26 @@ def test_the_default_recipe_is_ours():
 
     assert inspect.signature(bayeszip.compress).parameters["recipe"].default == "vd+sws"
     assert isinstance(recipe("vd+sws"), Recipe)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_other_types_are_compressed_and_evaluated(dtype):
+    inputs, targets = blobs()
+    data = Batches(inputs.to(dtype), targets, 64)
+    result = bayeszip.compress(
+        mlp().to(dtype), data, val_loader=data, recipe=QUICK, pretrain=True, device="cpu", watcher=Silent()
+    )
+    assert result.accuracy is not None
+    assert result.accuracy > 0.5
+
+
+def test_a_module_at_two_places_keeps_its_graph():
+    twice = nn.Linear(16, 16)
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), twice, nn.ReLU(), twice, nn.ReLU(), nn.Linear(16, 3))
+    assert compress(network).without_graph is None
+
+
+def test_networks_without_values_are_refused():
+    for network in (nn.Sequential(nn.LazyLinear(3)), mlp().to("meta")):
+        with pytest.raises(ModelError, match="has no values yet"):
+            compress(network)

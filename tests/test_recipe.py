@@ -131,6 +131,10 @@ def test_a_wrong_override_says_what_is_wrong(assignment, message):
         ('{"phases": [{"name": "vd", "tau1": "big"}]}', "vd.tau1 must be of type float"),
         ('{"phases": [{"name": "x", "tau2": 1}, {"name": "x"}]}', "names of their own"),
         ('{"phases": [{"name": "coding", "tau2": 1}]}', "names of their own"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"batch_size": ' + "9" * 5000 + "}", "not valid JSON"),
+        ('{"epochs_scale": 1' + "0" * 400 + "}", "epochs_scale must be finite"),
+        ('{"mixture": {"components": 65536}}', "mixture.components must be between"),
         ('{"phases": [{"name": "all", "tau2": 1}]}', "names of their own"),
         ('{"phases": [{"name": "vd", "tau1": 1}]}', "no phase trains the mixture"),
     ],
@@ -152,3 +156,9 @@ def test_every_setting_is_documented():
     for prefix, part in (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization)):
         for field in dataclasses.fields(part):
             assert documented[prefix + field.name]
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "nul\0"])
+def test_a_name_that_can_not_be_a_path(name):
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        recipe(name)

@@ -118,10 +118,12 @@ def compress(
     from bayeszip.files import check_writable
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.record import file_figures, write_record
+    from bayeszip.record import create_folder, file_figures, write_record
 
     chosen = named_recipe(recipe).override(*(settings or ()))
     check_writable(output)
+    if run is not None:
+        create_folder(run)
     target = pipeline.resolve_device(device)
     network = pipeline.build_seeded(model, seed)
     if weights is not None:

@@ -54,9 +54,8 @@ def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) ->
 def _from_factory(spec: str) -> Loaders:
     made: Any = made_by(spec)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not all(hasattr(part, "__iter__") for part in made):
-        raise DataError(
-            f"{spec} must return (train, validation) or (train, validation, test) loaders, not {made!r:.80}"
-        )
+        found = f"{len(made)} of something" if isinstance(made, tuple) else type(made).__name__
+        raise DataError(f"{spec} must return (train, validation) or (train, validation, test) loaders, not {found}")
     return Loaders(made[0], made[1], made[-1])
 
 

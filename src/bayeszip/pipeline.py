@@ -181,7 +181,7 @@ def compress(
     result = _code(network.cpu(), quantized, examples, settings.coding)
     return dataclasses.replace(
         result,
-        accuracy=None if val_loader is None else evaluate(result.network(), val_loader),
+        accuracy=None if val_loader is None else evaluate(result.network(), val_loader, cast=True),
         fit=Fit(
             recipe=settings,
             seed=seed,

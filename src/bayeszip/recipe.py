@@ -8,6 +8,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ __all__ = ["RECIPES", "Coding", "MixtureStart", "Recipe", "recipe", "settings_he
 class MixtureStart:
     """Start and hyper-prior of the mixture; defaults are the paper's (app. A)."""
 
-    components: int = setting(17, "K, the one pinned at zero included", between(1, 2**16))
+    components: int = setting(17, "K, the one pinned at zero included", between(1, 2**16 - 1))
     zero_proportion: float = setting(0.999, "π₀, pinned", between(0, 1))
     hyper_shape: float = setting(1e5, "α of the Gamma hyper-prior on the precisions", at_least(1))
     hyper_rate: float = setting(10.0, "β of the Gamma hyper-prior on the precisions", positive)
@@ -59,7 +60,7 @@ class Recipe:
     """Everything that decides what `compress` does, but for the network, the data and the seed."""
 
     name: str = setting("custom", "what to call it in results")
-    batch_size: int = setting(128, "examples a step, for data that bayeszip loads itself", at_least(1))
+    batch_size: int = setting(128, "examples a step, for data that bayeszip loads itself", between(1, 2**31))
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
@@ -146,7 +147,7 @@ class Recipe:
     def from_json(cls, text: str) -> "Recipe":
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"the recipe is not valid JSON: {error}") from error
         return from_dict(cls, values, "recipe")
 
@@ -162,7 +163,8 @@ def recipe(name_or_path: "str | Recipe") -> Recipe:
     if name_or_path in RECIPES:
         return RECIPES[name_or_path]
     path = Path(name_or_path)
-    if path.suffix == ".json" or path.exists():
+    # `os.path` answers, where `Path` raises, for what can't be a path at all.
+    if path.suffix == ".json" or os.path.exists(path):
         try:
             return Recipe.from_json(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

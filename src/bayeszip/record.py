@@ -17,14 +17,14 @@ from bayeszip.files import write_atomically
 from bayeszip.fitting import evaluate
 from bayeszip.pipeline import Result
 
-__all__ = ["file_figures", "write_record"]
+__all__ = ["create_folder", "file_figures", "write_record"]
 
 
 def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's."""
     description = codec.describe(blob)
     return {
-        "accuracy": evaluate(network, test),
+        "accuracy": evaluate(network, test, cast=True),
         "bytes": len(blob),
         "ratio": 4 * description.original_parameters / len(blob),
         "params": description.original_parameters,
@@ -34,7 +34,7 @@ def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, T
 
 
 def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[str, Any]) -> None:
-    """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created.
+    """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
 
     Raises:
         OutputError: the folder or a file can't be written.
@@ -54,14 +54,23 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
         "recipe": json.loads(fit.recipe.to_json()),
         "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
     }
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't create the folder {folder}: {error.strerror or error}") from error
+    target = create_folder(folder)
     write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
     write_atomically(target / "report.txt", result.report().encode())
     write_atomically(target / "net.bayz", result.blob)
+
+
+def create_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder of a record; also to be asked for before a training whose record would otherwise be lost.
+
+    Raises:
+        OutputError: it can't be created.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"can't create the folder {folder}: {error.strerror or error}") from error
+    return Path(folder)
 
 
 def _rounded(stats: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def check(settings: Any, where: str) -> None:
         value = getattr(settings, field.name)
         kind = hints[field.name]
         if isinstance(value, int) and not isinstance(value, bool) and kind is float:
-            value = float(value)
+            value = _as_float(value)
             object.__setattr__(settings, field.name, value)
         if kind in (bool, int, float, str) and type(value) is not kind:
             raise RecipeError(f"{where}.{field.name} must be of type {kind.__name__}, not {value!r}")
@@ -54,6 +54,13 @@ def check(settings: Any, where: str) -> None:
         rule = field.metadata.get("rule")
         if rule and not rule[1](value):
             raise RecipeError(f"{where}.{field.name} must be {rule[0]}, not {value!r}")
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

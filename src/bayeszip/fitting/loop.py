@@ -337,15 +337,21 @@ def _not_finite(what: str, phase: Phase, epoch: int) -> TrainingError:
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Share of examples whose largest output is the target's, with the weights at their means."""
+def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, cast: bool = False) -> float:
+    """Share of examples whose largest output is the target's, with the weights at their means.
+
+    Args:
+        cast: give the network floating-point inputs in its own type. A file gives float32 back, whatever went in.
+    """
     training = network.training
     network.eval()
-    device = next(network.parameters()).device
+    parameter = next(network.parameters())
+    device = parameter.device
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0
     for inputs, targets in _on_device(batches, device):
         with _running("evaluation"):
+            inputs = inputs.to(parameter.dtype) if cast and inputs.is_floating_point() else inputs
             right += (network(inputs).argmax(dim=-1) == targets).sum()
         total += targets.numel()
     network.train(training)
