@@ -389,10 +389,19 @@ def test_count_examples_does_not_ask_a_progress_bar_how_far_it_is():
 def test_a_network_that_fails_on_the_data_is_named_with_the_phase():
     inputs, targets = next(iter(problem(32, 32)))
     for batch in ((inputs[:, :3], targets), (inputs, targets + 100), (inputs, targets.float())):
-        with pytest.raises(TrainingError, match="phase vd: the network or its loss fails"):
+        with pytest.raises(TrainingError, match="phase vd, epoch 1 of 1: the network or its loss fails"):
             fit(build(), [batch], [Phase(name="vd", tau1=1.0)], n_data=32)
     with pytest.raises(TrainingError, match="evaluation"):
         evaluate(build(), [(inputs[:, :3], targets)])
+    narrow = Batches(inputs[:, :3], targets, 8, shuffle=True)
+    with pytest.raises(TrainingError, match="distillation"):
+        fit(build(), narrow, [Phase(distillation=0.5)], n_data=32, teacher=build(variational=False))
+
+
+def test_what_the_optimizer_can_not_do_is_named_too():
+    network = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten())
+    with pytest.raises(TrainingError, match="sparse"):
+        fit(network, [(torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, dtype=torch.long))], [Phase()], n_data=4)
 
 
 def test_distillation_of_outputs_in_sequences_is_that_of_their_rows():

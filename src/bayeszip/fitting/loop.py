@@ -101,9 +101,10 @@ class _Teacher:
         inputs = getattr(batches, "inputs", None)
         if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs):
             return
-        # Not if keeping the outputs takes more memory than the inputs do.
-        if network(inputs[:1]).numel() <= inputs[:1].numel():
-            self._outputs = torch.cat([network(part) for part in inputs.split(ROWS_AT_ONCE)])
+        with _running("distillation"):
+            # Not if keeping the outputs takes more memory than the inputs do.
+            if network(inputs[:1]).numel() <= inputs[:1].numel():
+                self._outputs = torch.cat([network(part) for part in inputs.split(ROWS_AT_ONCE)])
 
     @torch.no_grad()
     def outputs(self, inputs: Tensor) -> Tensor:
@@ -191,7 +192,8 @@ def _fit_epoch(
     count = 0
     for count, (inputs, targets) in enumerate(_on_device(run.batches, run.device), start=1):
         done = (epoch + min(count - 1, n_batches) / n_batches) / phase.epochs
-        parts = _step(run, phase, done, optimizer, weights, inputs, targets)
+        with _running(f"phase {phase.name}, epoch {epoch + 1} of {phase.epochs}"):
+            parts = _step(run, phase, done, optimizer, weights, inputs, targets)
         sums += parts
         # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
         if run.device.type == "cpu":
@@ -233,8 +235,7 @@ def _step(
     if phase.std_first and run.prior is not None:
         run.prior.tighten(geometric(done, phase.std_first, phase.std_last))
     optimizer.zero_grad()
-    with _running(f"phase {phase.name}"):
-        nll = _data_loss(run, phase, inputs, targets)
+    nll = _data_loss(run, phase, inputs, targets)
     total, parts = nll, [nll.detach(), *nll.new_zeros(3)]
     if weights:
         tau1, tau2 = phase.tau1 * ramp(done, phase.tau1_ramp), phase.tau2 * ramp(done, phase.tau2_ramp)
@@ -402,8 +403,8 @@ def _running(where: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise TrainingError(
-            f"{where}: the network or its loss fails on a batch: {type(error).__name__}: {error}. "
-            "Check that the data, the network and the loss fit together."
+            f"{where}: the network or its loss fails on a batch; check that they fit the data. "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
