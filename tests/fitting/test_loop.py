@@ -421,3 +421,23 @@ def test_distillation_of_outputs_in_sequences_is_that_of_their_rows():
         )
         losses.append(recorder.epochs[0].nll)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_accuracy_of_images_of_classes_and_of_what_has_no_classes():
+    images, classes = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+    network = nn.Conv2d(3, 3, 1, bias=False)
+    with torch.no_grad():
+        network.weight.copy_(torch.eye(3).view(3, 3, 1, 1))
+    assert evaluate(network, [(images, classes)]) == pytest.approx((images.argmax(1) == classes).double().mean().item())
+    with pytest.raises(DataError, match="accuracy needs a class for each target"):
+        evaluate(nn.Linear(12, 1), [(torch.randn(6, 12), torch.randn(6, 1))])
+
+
+def test_distillation_of_images_runs_over_their_classes():
+    inputs, targets = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+    torch.manual_seed(0)
+    network, teacher, recorder = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), Recorder()
+    ours, theirs = (net(inputs).detach() / 2 for net in (network, teacher))
+    expected = -(theirs.softmax(1) * ours.log_softmax(1)).sum(1).mean() * 4
+    fit(network, [(inputs, targets)], [Phase(distillation=1.0)], n_data=2, teacher=teacher, watcher=recorder)
+    assert recorder.epochs[0].nll == pytest.approx(expected.item(), rel=1e-5)

@@ -253,11 +253,13 @@ def _data_loss(run: _Run, phase: Phase, inputs: Tensor, targets: Tensor) -> Tens
     if not phase.distillation or run.teacher is None:
         return nll
     temperature = phase.distillation_temperature
-    wanted = F.softmax(run.teacher.outputs(inputs) / temperature, dim=-1)
+    dim = _class_dim(outputs, targets) or -1
+    # One row an output: for `cross_entropy` the classes of larger tensors would lie in their second dimension.
+    ours, theirs = (
+        logits.movedim(dim, -1).flatten(0, -2) / temperature for logits in (outputs, run.teacher.outputs(inputs))
+    )
     # Scaled by the squared temperature so that gradients keep their size (Hinton et al. 2015).
-    # One row an output: for `cross_entropy` the classes of larger tensors lie in their second dimension.
-    rows = (outputs / temperature).flatten(0, -2)
-    imitation = F.cross_entropy(rows, wanted.flatten(0, -2)) * temperature**2
+    imitation = F.cross_entropy(ours, F.softmax(theirs, dim=-1)) * temperature**2
     return (1 - phase.distillation) * nll + phase.distillation * imitation
 
 
@@ -353,7 +355,14 @@ def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, ca
     for inputs, targets in _on_device(batches, device):
         with _running("evaluation"):
             inputs = inputs.to(parameter.dtype) if cast and inputs.is_floating_point() else inputs
-            right += (network(inputs).argmax(dim=-1) == targets).sum()
+            outputs = network(inputs)
+            dim = _class_dim(outputs, targets)
+            if dim is None:
+                raise DataError(
+                    f"accuracy needs a class for each target, but outputs are {tuple(outputs.shape)} and targets "
+                    f"{tuple(targets.shape)}; for other tasks leave the validation data out"
+                )
+            right += (outputs.argmax(dim=dim) == targets).sum()
         total += targets.numel()
     network.train(training)
     if not total:
@@ -372,6 +381,13 @@ def count_examples(batches: Iterable[Any]) -> int:
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total
+
+
+def _class_dim(outputs: Tensor, targets: Tensor) -> int | None:
+    """The dimension of outputs that targets, as classes, lack: the last, or as for images the second."""
+    if outputs.shape[:-1] == targets.shape:
+        return -1
+    return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
 
 
 def checked_pair(batch: Any) -> tuple[Tensor, Tensor]:
