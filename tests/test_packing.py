@@ -180,6 +180,8 @@ def test_an_unknown_ending_is_refused(image, tmp_path):
     bayeszip.pack(network()).save(tmp_path / "net.bayz")
     with pytest.raises(OutputError, match=r"to \.onnx or \.safetensors, not '\.pt'"):
         pipeline.export(tmp_path / "net.bayz", tmp_path / "net.pt")
+    with pytest.raises(OutputError, match=r"dense tensors are exported to \.safetensors only"):
+        pipeline.export(tmp_path / "net.bayz", tmp_path / "net.onnx", dense=True)
 
 
 def test_load_takes_dtype_and_device(image, tmp_path):

@@ -13,7 +13,7 @@ from bayeszip import codec
 from bayeszip.data import Batches
 from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
 from bayeszip.fitting import Watcher, evaluate
-from bayeszip.recipe import Recipe, recipe
+from bayeszip.recipe import recipe
 
 QUICK = recipe("quick").override("epochs_scale=0.05", "all.compact_every=2", "mixture.components=9")
 
@@ -260,7 +260,9 @@ def test_the_default_recipe_is_ours():
     import inspect
 
     assert inspect.signature(bayeszip.compress).parameters["recipe"].default == "vd+sws"
-    assert isinstance(recipe("vd+sws"), Recipe)
+    ours, papers = recipe("vd+sws"), recipe("paper-vd+sws")
+    assert ours.phases == papers.phases
+    assert (ours.quantization.codebook_bits, papers.quantization.codebook_bits) == (16, 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from bayeszip import __version__
 from bayeszip.errors import BayeszipError, RecipeError
+from bayeszip.files import read_file
 
 __all__ = ["app", "main"]
 
@@ -173,7 +174,7 @@ def evaluate(
     target = pipeline.resolve_device(device)
     network = pipeline.load(file, into=models.build(into) if into else None, map_location=target)
     loaders = load_data(data, batch_size=1000, seed=0, device=target)
-    figures = file_figures(network, file.read_bytes(), loaders.test)
+    figures = file_figures(network, read_file(file), loaders.test)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
@@ -194,7 +195,7 @@ def info(file: FileArgument, as_json: JsonOption = False) -> None:
     from bayeszip import codec
     from bayeszip.summary import as_text, description_dict, facts_table, tensors_table
 
-    description = codec.describe(_read(file))
+    description = codec.describe(read_file(file))
     if as_json:
         typer.echo(json.dumps(description_dict(description)))
         return
@@ -324,10 +325,3 @@ def recipes(
         typer.echo(as_text(facts_table(settings_help())))
     else:
         typer.echo(as_text(facts_table((name, recipe.summary()) for name, recipe in RECIPES.items())))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise BayeszipError(f"can't read {file}: {error.strerror or error}") from error

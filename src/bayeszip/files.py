@@ -11,9 +11,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from bayeszip.errors import OutputError
+from bayeszip.errors import DataError, OutputError
 
-__all__ = ["check_writable", "write_atomically"]
+__all__ = ["check_writable", "read_file", "write_atomically"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -54,6 +54,18 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | bytearray | mem
         _remove(temporary)
         raise
     _sync_folder(target)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        DataError: it is missing or can't be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"can't read {_shown(path)}: {error.strerror or error}") from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

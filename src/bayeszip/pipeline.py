@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec, graph, models
 from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
-from bayeszip.files import write_atomically
+from bayeszip.files import read_file, write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
 from bayeszip.fitting.loop import Loss, checked_pair
 from bayeszip.fitting.shared_values import SharedValues
@@ -243,7 +243,7 @@ def verify(
     Returns:
         The largest difference from `against`, relative to its largest output.
     """
-    blob = _read(path)
+    blob = read_file(path)
     model = codec.decode(blob, limits)
     description = codec.describe(blob, limits)
     if codec.encode(model, description.coder, **description.options) != blob:
@@ -271,7 +271,7 @@ def load(
 
     Args:
         into: a network of the original class; its layers take the weights, and the sizes, of the file.
-        dtype: of the floating-point tensors; by default as they are in the file.
+        dtype: of the floating-point tensors; by default float32 for quantized ones, the others as they were.
         map_location: the device to put it on.
         limits: what the file may ask for; see `codec.Limits`.
 
@@ -285,13 +285,15 @@ def load(
     elif model.graph is not None:
         network = graph.to_module(model)
     else:
-        raise ModelError(f"{path} holds tensors without a graph; load it with into= and a network of its class")
+        raise ModelError(
+            f"{path} holds tensors without a graph; load it with into= (--into) and a network of its class"
+        )
     return network.to(device=resolve_device(map_location), dtype=dtype)
 
 
 def read_model(path: str | os.PathLike[str], limits: codec.Limits | None = None) -> CompressedModel:
     """Decode a file."""
-    return codec.decode(_read(path), limits)
+    return codec.decode(read_file(path), limits)
 
 
 def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *, dense: bool = False) -> None:
@@ -303,6 +305,8 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *, dens
     """
     model = read_model(path)
     ending = Path(target).suffix
+    if dense and ending != ".safetensors":
+        raise OutputError(f"{target}: dense tensors are exported to .safetensors only")
     if ending == ".onnx":
         from bayeszip.graph.onnx import to_onnx
 
@@ -327,13 +331,6 @@ def _dense_tensors(model: CompressedModel) -> dict[str, Tensor]:
         else:
             dense[name] = torch.from_numpy(values)
     return dense
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

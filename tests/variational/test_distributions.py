@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import integrate
 
+from bayeszip.fitting.loop import PRUNING_LOG_ALPHA
 from bayeszip.variational.distributions import (
-    dropout_rate,
     kl_log_uniform,
     kl_log_uniform_slope,
     log_alpha,
@@ -61,11 +61,11 @@ def test_log_alpha_is_the_log_ratio_within_its_bound():
     torch.testing.assert_close(log_alpha(theta, log_sigma2), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_dropout_rate_reaches_the_papers_threshold_at_log_19():
+def test_the_papers_threshold_is_log_19():
     theta, log_sigma2 = torch.tensor([0.3, -0.7]).double(), torch.tensor([-1.0, -3.0]).double()
     sigma2 = log_sigma2.exp()
-    torch.testing.assert_close(dropout_rate(log_alpha(theta, log_sigma2)), sigma2 / (theta**2 + sigma2))
-    assert dropout_rate(torch.tensor(math.log(19.0)).double()).item() == pytest.approx(0.95)
+    torch.testing.assert_close(torch.sigmoid(log_alpha(theta, log_sigma2)), sigma2 / (theta**2 + sigma2))
+    assert math.exp(PRUNING_LOG_ALPHA) / (1 + math.exp(PRUNING_LOG_ALPHA)) == pytest.approx(0.95)
 
 
 def random_mixture(components: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 __all__ = [
     "HALF_LOG_2PI",
     "THETA2_FLOOR",
-    "dropout_rate",
     "kl_log_uniform",
     "kl_log_uniform_slope",
     "log_alpha",
@@ -42,11 +41,6 @@ def log_alpha(theta: Tensor, log_sigma2: Tensor) -> Tensor:
         log_sigma2: log σ², the log of the posterior variances.
     """
     return (log_sigma2 - torch.log(theta.square() + THETA2_FLOOR)).clamp(-LOG_ALPHA_BOUND, LOG_ALPHA_BOUND)
-
-
-def dropout_rate(log_alpha: Tensor) -> Tensor:
-    """b = σ²/(θ²+σ²) = α/(1+α), the binary dropout rate of app. B; the paper prunes where b ≥ 0.95."""
-    return torch.sigmoid(log_alpha)
 
 
 def kl_log_uniform(log_alpha: Tensor) -> Tensor:
