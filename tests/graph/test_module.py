@@ -264,3 +264,17 @@ def test_example_inputs_are_checked(inputs, message):
         trace(nn.Linear(4, 2), (torch.zeros(2, 4), torch.zeros(2, 4)))
     with pytest.raises(ModelError, match=r"disagree.*\[2, 3\]"):
         trace(nn.Bilinear(4, 4, 2), (torch.zeros(2, 4), torch.zeros(3, 4)))
+
+
+@pytest.mark.parametrize("form", [lambda y: {"logits": y}, lambda y: (y, (y, y))], ids=["dict", "nested"])
+def test_outputs_whose_form_a_graph_would_lose_are_not_traced(form):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return form(self.fc(x))
+
+    with pytest.raises(UntraceableModel, match="a graph returns tensors or a tuple of them"):
+        trace(Odd(), torch.randn(2, 3))

@@ -74,10 +74,15 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            expected, found = (outputs_of(each(*inputs)) for each in (module, network))
+            returned = module(*inputs)
+            expected, found = outputs_of(returned), outputs_of(network(*inputs))
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = " ".join(str(error).splitlines()[:1])
             raise UntraceableModel(f"{type(module).__name__}, or its graph, doesn't run: {reason}") from error
+    flat = returned if isinstance(returned, tuple | list) else (returned,)
+    if not all(isinstance(each, Tensor) for each in flat):
+        kind = type(returned).__name__
+        raise UntraceableModel(f"{type(module).__name__} returns a {kind}; a graph returns tensors or a tuple of them")
     tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
     if len(expected) != len(found):
         raise UntraceableModel(f"{type(module).__name__} returns {len(expected)} tensors, its graph {len(found)}")
