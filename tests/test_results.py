@@ -1,0 +1,48 @@
+"""Committed results: every file gives the figures that its record states, and the pages are rendered from them."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayeszip import codec, pipeline
+from bayeszip.loaders import load_data
+from bayeszip.record import file_figures
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = sorted(ROOT.glob("results/*/*/result.json"))
+
+
+@pytest.fixture(scope="module")
+def test_set():
+    return load_data("mnist", batch_size=1, seed=0, device=torch.device("cpu")).test
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_a_file_gives_the_figures_of_its_record(path, test_set):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    blob = path.with_name("net.bayz").read_bytes()
+    figures = file_figures(pipeline.load(path.with_name("net.bayz")), blob, test_set)
+    # Another machine may round a tie between two outputs the other way.
+    assert figures.pop("accuracy") == pytest.approx(record["accuracy"], abs=2e-4)
+    assert figures == {name: record[name] for name in figures}
+    assert codec.encode(codec.decode(blob)) == blob
+
+
+def test_there_are_results_with_several_seeds():
+    seeds = {json.loads(path.read_text(encoding="utf-8"))["seed"] for path in RECORDS}
+    assert len(seeds) >= 3
+
+
+def test_the_pages_are_rendered_from_the_records():
+    render = runpy.run_path(str(ROOT / "experiments" / "render.py"))
+    quick = render["by_tau1"](render["read"](ROOT / "results" / "quick"))
+    quoted = json.loads((ROOT / "experiments" / "quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
+    message = "run: python experiments/render.py"
+    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == render["results_page"](quick, quoted), message
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert render["with_section"](readme, "quick", render["quick_line"](quick[1.0])) == readme, message
+    for tau1, runs in quick.items():
+        assert render["table_row"](tau1, runs) in readme, message
