@@ -72,21 +72,7 @@ class Convolution(Rule):
         return (shape[0], weight[0], *sizes)
 
     def couple(self, site: Site, atoms: Atoms) -> None:
-        before, after = site.inputs[0].coordinates, site.output.coordinates
-        weight, bias = site.tensors
-        atoms.pin(before[0], after[0], *before[2:], *after[2:])
-        if bias is not None:
-            atoms.join(bias.coordinates[0], after[1])
-        if weight is None:
-            return
-        atoms.join(weight.coordinates[0], after[1])
-        atoms.pin(*weight.coordinates[2:])
-        groups = _groups(site.node)
-        if groups == 1:
-            atoms.join(weight.coordinates[1], before[1])
-        else:
-            couple_groups(before[1], after[1], groups, atoms)
-            atoms.pin(weight.coordinates[1])
+        _couple_kernel(site, atoms, rows=1, columns=0)
 
     def constants(self, site: Site) -> np.ndarray:
         channels = self._channels(site)
@@ -147,21 +133,7 @@ class TransposedConvolution(Rule):
         return (shape[0], weight[1] * groups, *sizes)
 
     def couple(self, site: Site, atoms: Atoms) -> None:
-        before, after = site.inputs[0].coordinates, site.output.coordinates
-        weight, bias = site.tensors
-        atoms.pin(before[0], after[0], *before[2:], *after[2:])
-        if bias is not None:
-            atoms.join(bias.coordinates[0], after[1])
-        if weight is None:
-            return
-        atoms.join(weight.coordinates[0], before[1])
-        atoms.pin(*weight.coordinates[2:])
-        groups = _groups(site.node)
-        if groups == 1:
-            atoms.join(weight.coordinates[1], after[1])
-        else:
-            couple_groups(before[1], after[1], groups, atoms)
-            atoms.pin(weight.coordinates[1])
+        _couple_kernel(site, atoms, rows=0, columns=1)
 
     def constants(self, site: Site) -> np.ndarray:
         weight, bias = _weight(site), site.tensors[1]
@@ -235,6 +207,25 @@ def _folded(site: Site, constants: np.ndarray, dead: np.ndarray) -> Folded | Non
     if not columns.any():
         return None
     return Folded(_summed(site)[:, columns] @ constants[columns], _weight(site)[:, columns])
+
+
+def _couple_kernel(site: Site, atoms: Atoms, *, rows: int, columns: int) -> None:
+    """The channels of a convolution: its weight's rows and columns belong to the input's (0) or the output's (1)."""
+    before, after = channels = site.inputs[0].coordinates, site.output.coordinates
+    weight, bias = site.tensors
+    atoms.pin(before[0], after[0], *before[2:], *after[2:])
+    if bias is not None:
+        atoms.join(bias.coordinates[0], after[1])
+    if weight is None:
+        return
+    atoms.join(weight.coordinates[0], channels[rows][1])
+    atoms.pin(*weight.coordinates[2:])
+    groups = _groups(site.node)
+    if groups == 1:
+        atoms.join(weight.coordinates[1], channels[columns][1])
+    else:
+        couple_groups(before[1], after[1], groups, atoms)
+        atoms.pin(weight.coordinates[1])
 
 
 def _groups(node: Node) -> int:
