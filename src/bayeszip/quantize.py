@@ -26,10 +26,6 @@ from bayeszip.tensors import QuantizedTensor
 __all__ = ["Quantization", "bounded", "cluster", "fit_mixture", "quantize", "round_codebook"]
 
 _CHUNK = 2**20
-#: Values beyond this many are thinned to as many quantiles before a mixture is fitted to them.
-_FIT_POINTS = 2**15
-#: Keeps a component from collapsing onto a single value, in units of the values' variance.
-_VARIANCE_FLOOR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -93,13 +89,14 @@ def cluster(weights: np.ndarray, components: int, codebook_bits: int = 16) -> Qu
 def _nearest_means(values: np.ndarray, count: int, iterations: int = 50) -> np.ndarray:
     """`count` values from which the others are least far off in the square: Lloyd's iteration in one dimension.
 
-    It starts where a fine quantizer is best, at even steps of the integral of density^⅓ (Panter and Dite 1951).
+    It starts where a fine quantizer is best, at even steps of the integral of density^⅓ (Panter and Dite 1951), the
+    extremes included: an outlier would not be found later.
     """
     values = np.sort(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     density, edges = np.histogram(values, bins=min(max(values.size // 16, 16), 4096))
     share = np.concatenate([[0.0], np.cumsum(np.cbrt(density))])
-    means = np.interp((np.arange(count) + 0.5) / count * share[-1], share, edges)
+    means = np.interp(np.linspace(0, share[-1], count) if count > 1 else share[-1:] / 2, share, edges)
     for _ in range(iterations):
         bounds = np.searchsorted(values, 0.5 * (means[1:] + means[:-1]))
         bounds = np.concatenate([[0], bounds, [values.size]])
@@ -136,47 +133,26 @@ def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def fit_mixture(values: np.ndarray, components: int, iterations: int = 60) -> Mixture:
-    """A mixture of `components` Gaussians fitted to fixed values by expectation-maximization.
+def fit_mixture(values: np.ndarray, components: int) -> Mixture:
+    """A mixture of `components` Gaussians of one width and one proportion, fitted to fixed values.
 
-    Works on values scaled to unit variance, so that the floor under the variances is relative to their spread. Fewer
-    distinct values than components give one component each.
+    By hard expectation-maximization: each value belongs to its most responsible component alone. Were widths and
+    proportions free, the components would gather, narrow, where values are dense, and a few wide ones would be
+    responsible for all the rest: on a dense network most weights would snap to the mean of such a one. Fewer distinct
+    values than components give one component each.
     """
-    values = np.sort(values.astype(np.float64).ravel())
-    distinct = np.unique(values)
-    if distinct.size <= components:
-        means = distinct if distinct.size else np.zeros(1)
-        return _as_mixture(means, np.full(means.size, 1e-12), np.full(means.size, 1 / means.size))
-    if values.size > _FIT_POINTS:
-        values = values[np.linspace(0, values.size - 1, _FIT_POINTS).astype(np.int64)]
-    center, scale = values.mean(), values.std()
-    points = (values - center) / scale
-    # Equal shares of the sorted points to start with: an outlier widens one component, not all.
-    shares = np.array_split(points, components)
-    means = np.array([share.mean() for share in shares])
-    variances = np.array([max(share.var(), _VARIANCE_FLOOR) for share in shares])
-    proportions = np.full(components, 1 / components)
-    for _ in range(iterations):
-        means, variances, proportions = _expectation_maximization(points, means, variances, proportions)
-    return _as_mixture(means * scale + center, variances * scale**2, proportions)
-
-
-def _expectation_maximization(
-    points: np.ndarray, means: np.ndarray, variances: np.ndarray, proportions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    joint = _as_mixture(means, variances, proportions).log_joint(points)
-    joint -= joint.max(axis=1, keepdims=True)
-    responsibility = np.exp(joint)
-    responsibility /= responsibility.sum(axis=1, keepdims=True)
-    mass = responsibility.sum(axis=0) + 1e-12
-    new_means = (responsibility.T @ points) / mass
-    deviations = (responsibility.T @ points**2) / mass - new_means**2
-    return new_means, np.maximum(deviations, _VARIANCE_FLOOR), mass / mass.sum()
-
-
-def _as_mixture(means: np.ndarray, variances: np.ndarray, proportions: np.ndarray) -> Mixture:
-    order = np.argsort(means, kind="stable")
-    return Mixture(means[order], -np.log(variances[order]), np.log(proportions[order]))
+    values = values.astype(np.float64).ravel()
+    means = np.unique(values)
+    variance = 1e-12
+    if means.size > components:
+        means = np.unique(_nearest_means(values, components))
+        nearest = means[np.searchsorted(0.5 * (means[1:] + means[:-1]), values)]
+        # Relative to the values' own spread, so that the floor joins nothing.
+        variance = max(float(np.square(values - nearest).mean()), 1e-12 * float(values.var()))
+    elif not means.size:
+        means = np.zeros(1)
+    count = means.size
+    return Mixture(means, np.full(count, -np.log(variance)), np.full(count, -np.log(count)))
 
 
 def _survivors(posterior: Posterior, prune_rate: float) -> np.ndarray:
