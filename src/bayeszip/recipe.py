@@ -194,7 +194,7 @@ def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
 
 
 #: Pretraining with an ℓ₂ penalty, for built-in networks that come without weights.
-_L2 = Phase(name="l2", epochs=40, noise=False, weight_decay=3e-5, rate_theta=2e-3, schedule="cosine")
+_L2 = Phase(name="l2", epochs=40, noise=False, weight_decay=1e-4, rate_theta=3e-3, schedule="cosine")
 _PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
 _PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
 _PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
@@ -205,7 +205,7 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(
             name="quick",
             batch_size=256,
-            pretraining=(dataclasses.replace(_L2, epochs=20),),
+            pretraining=(dataclasses.replace(_L2, epochs=20, weight_decay=3e-5, rate_theta=2e-3),),
             phases=(
                 Phase(
                     name="vd",
