@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -106,8 +105,6 @@ def _value_from(kind: Any, value: Any, where: str) -> Any:
             raise RecipeError(f"{where} must be a list of settings, not {value!r}")
         item = typing.get_args(kind)[0]
         return tuple(_value_from(item, part, f"{where}[{index}]") for index, part in enumerate(value))
-    if isinstance(kind, types.UnionType) and value is not None:
-        return _value_from(typing.get_args(kind)[0], value, where)
     return value
 
 
