@@ -1,0 +1,86 @@
+"""What all commands share: the application, its options, and how what goes wrong is told."""
+
+import functools
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from bayeszip import __version__
+from bayeszip.errors import BayeszipError, RecipeError
+
+__all__ = [
+    "DataOption",
+    "DeviceOption",
+    "FileArgument",
+    "JsonOption",
+    "ModelArgument",
+    "OutputOption",
+    "SeedOption",
+    "SettingsOption",
+    "app",
+    "command",
+]
+
+app = typer.Typer(
+    name="bayeszip",
+    help="Make trained PyTorch networks tiny, and get them back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+#: Exit status after Ctrl-C, as shells expect it.
+INTERRUPTED = 128 + signal.SIGINT
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .bayz file.", show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="lenet-300-100, lenet-5, or module:factory.", show_default=False)
+]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)]
+DataOption = Annotated[
+    str, typer.Option("--data", help="mnist, idx:FOLDER (four IDX files), or module:function that returns loaders.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of all random numbers.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting of the recipe; may be repeated."),
+]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def command(function: Command) -> Command:
+    """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except BayeszipError as error:
+            _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
+        except KeyboardInterrupt:
+            _fail("interrupted; nothing was written", INTERRUPTED)
+
+    app.command()(guarded)
+    return function
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]bayeszip:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"bayeszip {__version__}")
+        raise typer.Exit

@@ -1,0 +1,89 @@
+"""`bayeszip compress`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayeszip.cli.base import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    OutputOption,
+    SeedOption,
+    SettingsOption,
+    command,
+)
+
+__all__ = ["compress"]
+
+
+@command
+def compress(
+    model: ModelArgument,
+    output: OutputOption,
+    data: DataOption = "mnist",
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")
+    ] = "vd+sws",
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
+    ] = None,
+    pretrain: Annotated[
+        bool | None,
+        typer.Option(
+            help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
+        ),
+    ] = None,
+    settings: SettingsOption = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="A folder that receives the recipe, the training history and the report."),
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Retrain a network to be small, and write it to a file.
+
+    **Examples**
+
+    `bayeszip compress lenet-300-100 --recipe quick -o net.bayz`
+
+    `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
+    """
+    from bayeszip import models, pipeline
+    from bayeszip.files import check_writable
+    from bayeszip.loaders import load_data, load_weights
+    from bayeszip.recipe import recipe as named_recipe
+    from bayeszip.record import create_folder, file_figures, write_record
+
+    chosen = named_recipe(recipe).override(*(settings or ()))
+    check_writable(output)
+    if run is not None:
+        create_folder(run)
+    target = pipeline.resolve_device(device)
+    network = pipeline.build_seeded(model, seed)
+    if weights is not None:
+        load_weights(network, weights)
+    loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
+    result = pipeline.compress(
+        network,
+        loaders.train,
+        val_loader=loaders.validation,
+        recipe=chosen,
+        seed=seed,
+        device=target,
+        pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
+    )
+    figures = file_figures(result.network(), result.blob, loaders.test)
+    result.save(output)
+    if run is not None:
+        write_record(run, result, figures)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        typer.echo(result.report())
+        typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")

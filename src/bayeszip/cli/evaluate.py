@@ -1,0 +1,45 @@
+"""`bayeszip evaluate`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from bayeszip.cli.base import DataOption, DeviceOption, FileArgument, JsonOption, command
+from bayeszip.files import read_file
+
+__all__ = ["evaluate"]
+
+
+@command
+def evaluate(
+    file: FileArgument,
+    data: DataOption = "mnist",
+    into: Annotated[
+        str | None,
+        typer.Option("--into", help="The network's class (as MODEL of compress), for a file without a graph."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Decode a file and measure the accuracy of what it holds on the test set.
+
+    **Example**
+
+    `bayeszip evaluate net.bayz --data mnist --json`
+    """
+    from bayeszip import models, pipeline
+    from bayeszip.loaders import load_data
+    from bayeszip.record import file_figures
+
+    target = pipeline.resolve_device(device)
+    network = pipeline.load(file, into=models.build(into) if into else None, map_location=target)
+    loaders = load_data(data, batch_size=1000, seed=0, device=target)
+    figures = file_figures(network, read_file(file), loaders.test)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        typer.echo(
+            f"accuracy {100 * figures['accuracy']:.2f} %, {figures['bytes']:,} bytes, "
+            f"{figures['ratio']:.1f} times smaller than {figures['params']:,} parameters in float32"
+        )

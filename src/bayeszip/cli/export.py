@@ -1,0 +1,32 @@
+"""`bayeszip export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayeszip.cli.base import FileArgument, command
+
+__all__ = ["export"]
+
+
+@command
+def export(
+    file: FileArgument,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="A path ending in .onnx or .safetensors.", show_default=False)
+    ],
+    dense: Annotated[bool, typer.Option("--dense", help="safetensors: original shapes, zeros put back.")] = False,
+) -> None:
+    """Write the network in a file in another format.
+
+    **Example**
+
+    `bayeszip export net.bayz net.onnx`
+    """
+    from bayeszip import pipeline
+    from bayeszip.files import check_writable
+
+    check_writable(target)
+    pipeline.export(file, target, dense=dense)
+    typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")
