@@ -54,6 +54,18 @@ def test_parts_add_up(coder, model):
     assert [tensor.nonzero for tensor in description.tensors] == [t.nonzero for t in model.tensors.values()]
 
 
+def test_the_header_is_taken_apart_by_what_it_tells():
+    few = QuantizedTensor(np.array([0, 1, 2]), np.array([0.0, 0.1, 0.2], dtype=np.float32))
+    raw = RawTensor(np.zeros(3, dtype="<f4"), "float32")
+    graphless, bookless, whole = (
+        describe(encode(model)).parts for model in (CompressedModel({"a": few}), CompressedModel({"a": raw}), lenet())
+    )
+    # Two float32 values and how many there are.
+    assert (graphless["graph"], graphless["codebooks"]) == (0, 9)
+    assert (bookless["graph"], bookless["codebooks"]) == (0, 0)
+    assert whole["graph"] > len(lenet().graph.nodes)
+
+
 @pytest.mark.parametrize("offset_bits", [5, 8])
 def test_the_papers_widths_can_be_asked_for(offset_bits):
     blob = encode(lenet(), coder="csr-huffman", offset_bits=offset_bits)

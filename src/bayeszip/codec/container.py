@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
 from bayeszip.codec.contexts import ContextCoder
-from bayeszip.codec.header import Outline, outline_of, read_outline, write_outline
+from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
 from bayeszip.codec.paper import PaperCoder
 from bayeszip.codec.parts import Description, Part, TensorDescription, bytes_by_part
 from bayeszip.codec.syntax import (
@@ -115,7 +115,7 @@ def describe(blob: bytes, limits: Limits | None = None) -> Description:
         coder=name,
         options=_options(CODERS[name][1].of_option(outline.option)),
         original_parameters=outline.original_parameters,
-        parts={part: count for (tensor, part), count in totals.items() if tensor is None},
+        parts=_whole_parts(totals, outline),
         tensors=tuple(
             TensorDescription(
                 name=described.name,
@@ -129,6 +129,15 @@ def describe(blob: bytes, limits: Limits | None = None) -> Description:
             for described in outline.tensors
         ),
     )
+
+
+def _whole_parts(totals: dict[tuple[str | None, str], int], outline: Outline) -> dict[str, int]:
+    """The parts of the file as a whole, the header by what it tells."""
+    parts: dict[str, int] = {}
+    for (tensor, part), count in totals.items():
+        if tensor is None:
+            parts |= outline_parts(outline) if part == "header" else {part: count}
+    return parts
 
 
 def _octets(blob: bytes | bytearray | memoryview) -> bytes:

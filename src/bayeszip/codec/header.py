@@ -33,7 +33,7 @@ from bayeszip.errors import FormatError, ModelError
 from bayeszip.operators import OPERATOR_OF_OPCODE, OPERATORS, Attribute, AttributeValue, Operator
 from bayeszip.tensors import MAX_SYMBOLS, RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor
 
-__all__ = ["Outline", "TensorOutline", "outline_of", "read_outline", "write_outline"]
+__all__ = ["Outline", "TensorOutline", "outline_of", "outline_parts", "read_outline", "write_outline"]
 
 #: the order is part of the format: a dtype's number is its place here
 DTYPES = (
@@ -351,6 +351,15 @@ def write_outline(outline: Outline) -> bytes:
     except FormatError as error:
         raise ModelError(f"the model can't be stored: {error}") from error
     return bytes(out)
+
+
+def outline_parts(outline: Outline) -> dict[str, int]:
+    """The header's bytes by what they tell: names and shapes ("header"), the shared values, the graph."""
+    told = {"codebooks": "codebooks", "steps": "graph", "inputs": "graph", "outputs": "graph"}
+    parts = {"header": 0, "codebooks": 0, "graph": 0}
+    for field, size in HEADER.sizes(_fields_of(outline)).items():
+        parts[told.get(field, "header")] += size
+    return parts
 
 
 def _fields_of(outline: Outline) -> Header:

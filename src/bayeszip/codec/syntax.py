@@ -299,6 +299,15 @@ class Record:
             if field is not None:
                 field.write(out, getattr(value, name))
 
+    def sizes(self, value: Any) -> dict[str, int]:
+        """How many bytes each field takes."""
+        sizes, out = {}, bytearray()
+        for name, described in self.fields.items():
+            before = len(out)
+            Record(self.kind, {name: described}).write(out, value)
+            sizes[name] = len(out) - before
+        return sizes
+
     def read(self, source: Reader) -> Any:
         seen = SimpleNamespace()
         for name, described in self.fields.items():
