@@ -26,7 +26,7 @@ Runs = list[dict[str, Any]]
 
 def main() -> None:
     quick = by_tau1(read(ROOT / "results" / "quick"))
-    quoted = json.loads((ROOT / "experiments" / "quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
+    quoted = json.loads((ROOT / "src/bayeszip/report/quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
     (ROOT / "RESULTS.md").write_text(results_page(quick, quoted), encoding="utf-8")
     draw(quick, quoted, ROOT / "docs" / "accuracy-size.svg")
     readme = ROOT / "README.md"

@@ -39,7 +39,7 @@ def test_there_are_results_with_several_seeds():
 def test_the_pages_are_rendered_from_the_records():
     render = runpy.run_path(str(ROOT / "experiments" / "render.py"))
     quick = render["by_tau1"](render["read"](ROOT / "results" / "quick"))
-    quoted = json.loads((ROOT / "experiments" / "quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
+    quoted = json.loads((ROOT / "src/bayeszip/report/quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
     message = "run: python experiments/render.py"
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == render["results_page"](quick, quoted), message
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
