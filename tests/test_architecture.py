@@ -47,9 +47,9 @@ OUTSIDE = {
     "tensors": {"numpy"},
     "codec": {"numpy", "numba"},
     "models": {"torch"},
-    "variational": {"torch", "numpy", "numba"},
+    "variational": {"torch", "numpy", "numba", "triton"},
 }
-DEPENDENCIES = {"torch", "numpy", "numba", "safetensors", "rich", "typer", "matplotlib"}
+DEPENDENCIES = {"torch", "numpy", "numba", "safetensors", "rich", "typer", "matplotlib", "triton"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 LONGEST_BODY = 50

@@ -500,18 +500,38 @@ class Batches:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self._pass_began = self._generator.get_state()
-        skip, self._skip = self._skip, 0
-        device = self.inputs.device
-        order = torch.randperm(self.n_examples, generator=self._generator, device=device) if self.shuffle else None
+        order, skip = self.begin_pass()
         for batch in range(skip, len(self)):
+            self.given(batch + 1)
             rows = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
-            self._given = batch + 1
             if order is None:
                 yield self.inputs[rows], self.targets[rows]
             else:
-                self.rows = order[rows]
-                yield self.inputs.index_select(0, self.rows), self.targets.index_select(0, self.rows)
+                yield self.select(order[rows])
+        self.end_pass()
+
+    def begin_pass(self) -> tuple[Tensor | None, int]:
+        """The rows in the order of the pass that begins (None: as they lie), and how many batches it skips.
+
+        With `select`, `given` and `end_pass` what iterating does, for whoever iterates in a way of his own.
+        """
+        self._pass_began = self._generator.get_state()
+        skip, self._skip = self._skip, 0
+        if not self.shuffle:
+            return None, skip
+        return torch.randperm(self.n_examples, generator=self._generator, device=self.inputs.device), skip
+
+    def select(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch of these rows, which becomes the one given last."""
+        self.rows = rows
+        return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+
+    def given(self, batches: int) -> None:
+        """Note that this pass has given so many batches."""
+        self._given = batches
+
+    def end_pass(self) -> None:
+        """The next pass begins where the random numbers of this one ended."""
         self._given = 0
         self._pass_began = self._generator.get_state()
 

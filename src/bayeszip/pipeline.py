@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from bayeszip import codec, graph, models
 from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
 from bayeszip.files import read_file, write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
-from bayeszip.fitting.loop import Loss, checked_pair
+from bayeszip.fitting.batches import Batches, checked_batch
 from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.fitting.steps import Loss
 from bayeszip.graph.proof import random_inputs
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
@@ -50,8 +51,6 @@ __all__ = [
     "resolve_device",
     "verify",
 ]
-
-Batches = Iterable[tuple[Tensor, Tensor]]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -143,7 +142,7 @@ def compress(
 
     Args:
         model: a trained network. Layers that have no variational form stay as they are.
-        train_loader: gives (inputs, targets); iterated once an epoch.
+        train_loader: gives (inputs, targets), each a tensor or several; iterated once an epoch.
         val_loader: for accuracies in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
         seed: of the noise and of anything else drawn here; a loader's shuffling is its own.
@@ -366,8 +365,14 @@ class _Bookkeeper(Watcher):
         self.history: list[EpochStats] = []
         self._trained = self._measured = 0.0
 
+    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
+        self.inner.on_phase(phase, network, prior)
+
     def on_batch(self, phase: Phase, done: float) -> None:
         self.inner.on_batch(phase, done)
+
+    def strength(self) -> float:
+        return self.inner.strength()
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         self._trained += stats.seconds
@@ -527,7 +532,8 @@ def _examples(batches: Batches, given: Sequence[Tensor] | None) -> tuple[Tensor,
     if given is not None:
         return tuple(tensor.cpu() for tensor in given)
     for batch in batches:
-        return (checked_pair(batch)[0][:2].cpu(),)
+        inputs = checked_batch(batch)[0]
+        return tuple(tensor[:2].cpu() for tensor in (inputs if isinstance(inputs, tuple) else (inputs,)))
     raise DataError("the training data gave no batch; check the loader")
 
 

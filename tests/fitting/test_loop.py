@@ -355,13 +355,14 @@ def test_count_examples():
     [
         (torch.ones(2, 12), torch.ones(2), torch.ones(2)),
         torch.ones(2, 12),
-        ([torch.ones(2, 12)], torch.ones(2)),
+        ([], torch.ones(2)),
+        ([torch.ones(2, 12), 3], torch.ones(2)),
         {"x": 1},
     ],
 )
 def test_batches_of_another_form(batch):
     for use in (count_examples, lambda batches: evaluate(build(), batches)):
-        with pytest.raises(DataError, match="two tensors"):
+        with pytest.raises(DataError, match="each a tensor or a tuple of tensors"):
             use([batch])
 
 
@@ -441,3 +442,31 @@ def test_distillation_of_images_runs_over_their_classes():
     expected = -(theirs.softmax(1) * ours.log_softmax(1)).sum(1).mean() * 4
     fit(network, [(inputs, targets)], [Phase(distillation=1.0)], n_data=2, teacher=teacher, watcher=recorder)
     assert recorder.epochs[0].nll == pytest.approx(expected.item(), rel=1e-5)
+
+
+class TwoInTwoOut(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
+
+    def forward(self, left, right):
+        both = self.left(left) + self.right(right)
+        return both, both.sum(dim=1)
+
+
+def test_several_inputs_targets_and_outputs():
+    torch.manual_seed(0)
+    network = TwoInTwoOut()
+    left, right = torch.randn(64, 4), torch.randn(64, 5)
+    classes = left[:, :3].argmax(dim=1)
+
+    def loss(outputs, targets):
+        return torch.nn.functional.cross_entropy(outputs[0], targets[0]) + outputs[1].sub(targets[1]).square().mean()
+
+    batches = [((left, right), (classes, torch.zeros(64)))]
+    recorder = Recorder()
+    fit(network, batches, [Phase("l2", epochs=30, rate_theta=1e-2)], n_data=64, loss=loss, watcher=recorder)
+    assert recorder.epochs[-1].nll < 0.7 * recorder.epochs[0].nll
+    assert count_examples(batches) == 64
+    with pytest.raises(DataError, match="2 tensors"):
+        evaluate(network, batches)

@@ -7,7 +7,7 @@ from torch import nn
 
 from bayeszip.data import Batches
 from bayeszip.fitting import Phase, fit
-from bayeszip.fitting.loop import _Teacher
+from bayeszip.fitting.teacher import Teacher
 
 
 def data():
@@ -18,7 +18,7 @@ def data():
 def test_a_teacher_that_knows_all_rows_answers_as_one_that_is_asked():
     network = nn.Linear(6, 3)
     batches = Batches(*data(), 16, shuffle=True, seed=1)
-    teacher = _Teacher(network, batches)
+    teacher = Teacher(network, batches)
     for inputs, _ in batches:
         assert torch.allclose(teacher.outputs(inputs), network(inputs), atol=1e-6)
 
@@ -32,7 +32,7 @@ def test_rows_are_asked_once():
             return super().forward(inputs)
 
     batches = Batches(*data(), 16, shuffle=True, seed=1)
-    teacher = _Teacher(Counting(6, 3), batches)
+    teacher = Teacher(Counting(6, 3), batches)
     asked = Counting.asked
     for inputs, _ in batches:
         teacher.outputs(inputs)
@@ -42,7 +42,7 @@ def test_rows_are_asked_once():
 def test_outputs_larger_than_the_inputs_are_not_kept():
     batches = Batches(*data(), 16, shuffle=True)
     network = nn.Linear(6, 30)
-    teacher = _Teacher(network, batches)
+    teacher = Teacher(network, batches)
     inputs, _ = next(iter(batches))
     assert torch.equal(teacher.outputs(inputs), network(inputs))
     assert teacher._outputs is None

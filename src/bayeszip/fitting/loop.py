@@ -1,6 +1,6 @@
 """The training loop: phase by phase, from pretrained weights to a posterior ready to be quantized.
 
-for each phase:  reseed? ──► for each epoch:  compact? ──► for each batch:  rates, τ's, σ of the components
+for each phase:  reseed? ──► for each epoch:  compact? ──► for each batch:  dials (rates, τ's, σ of the components)
                                                                             loss ──► gradients ──► Adam
                                           └──► EpochStats ──► on_epoch
 """
@@ -8,41 +8,34 @@ for each phase:  reseed? ──► for each epoch:  compact? ──► for each 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayeszip.data import Batches as ResidentBatches
 from bayeszip.errors import DataError, RecipeError, TrainingError
+from bayeszip.fitting.batches import Batches, Inputs, count_batches, on_device, running
+from bayeszip.fitting.evaluation import evaluate
 from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
+from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded
+from bayeszip.fitting.steps import PARTS, Loss, Problem, adam, dials_at, take_step
+from bayeszip.fitting.teacher import Teacher
 from bayeszip.variational.compaction import compact, expand
 from bayeszip.variational.distributions import log_alpha
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import MixturePrior
-from bayeszip.variational.objective import regularizer
 
-__all__ = [
-    "PRUNING_LOG_ALPHA",
-    "EpochStats",
-    "Loss",
-    "Watcher",
-    "checked_pair",
-    "count_examples",
-    "evaluate",
-    "fit",
-]
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-#: Examples shown at once to a network that is not trained.
-ROWS_AT_ONCE = 1000
+__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Watcher", "fit"]
 
 #: log 19: the log α at which the dropout rate σ²/(θ²+σ²) is 0.95, the paper's threshold (app. B).
 PRUNING_LOG_ALPHA = math.log(19)
+
+#: Replayed steps between two looks at the progress: a replay takes less time than a look.
+STEPS_A_LOOK = 50
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,10 @@ class EpochStats:
 
 
 class Watcher:
-    """Told what goes on; does nothing. Progress displays and logs derive from it."""
+    """Told what goes on; does nothing. Progress displays, logs and records derive from it."""
+
+    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
+        """Before the first step of a phase, with the network and the mixture it starts from."""
 
     def on_batch(self, phase: Phase, done: float) -> None:
         """`done` is the share of the phase that is over."""
@@ -73,61 +69,13 @@ class Watcher:
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         """After each epoch, with the network as it is now."""
 
-
-@dataclass
-class _Run:
-    """What the functions below share while they fit one network."""
-
-    network: nn.Module
-    batches: Iterable[tuple[Tensor, Tensor]]
-    n_data: int
-    prior: MixturePrior | None
-    teacher: "_Teacher | None"
-    loss: Loss
-    validation: Iterable[tuple[Tensor, Tensor]] | None
-    watcher: Watcher
-    device: torch.device
-    #: How many weights have a posterior; compaction leaves some of them uncomputed.
-    n_weights: int
+    def strength(self) -> float:
+        """Factor on τ₁ for the epoch to come, asked before each; 1 unless somebody steers."""
+        return 1.0
 
 
-class _Teacher:
-    """What the pretrained network says: asked once for every row if the batches say which rows they hold."""
-
-    @torch.no_grad()
-    def __init__(self, network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        self._network, self._batches = network, batches
-        self._outputs: Tensor | None = None
-        inputs = getattr(batches, "inputs", None)
-        if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs):
-            return
-        with _running("distillation"):
-            # Not if keeping the outputs takes more memory than the inputs do.
-            if network(inputs[:1]).numel() <= inputs[:1].numel():
-                self._outputs = torch.cat([network(part) for part in inputs.split(ROWS_AT_ONCE)])
-
-    @torch.no_grad()
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Its outputs for the batch at hand."""
-        rows: Tensor | None = getattr(self._batches, "rows", None)
-        if self._outputs is None or rows is None:
-            return cast(Tensor, self._network(inputs))
-        return self._outputs.index_select(0, rows)
-
-
-def fit(
-    network: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    phases: Sequence[Phase],
-    *,
-    n_data: int,
-    prior: MixturePrior | None = None,
-    teacher: nn.Module | None = None,
-    loss: Loss = F.cross_entropy,
-    validation: Iterable[tuple[Tensor, Tensor]] | None = None,
-    watcher: Watcher | None = None,
-) -> None:
-    """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`.
+class Fitting:
+    """A network on its way through phases of training, and where on that way it is.
 
     Args:
         network: with variational layers, or plain for phases without τ's (pretraining).
@@ -141,148 +89,244 @@ def fit(
 
     Raises:
         RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
-        TrainingError: the loss is not finite; names the phase and the epoch.
     """
-    device = next(network.parameters()).device
-    n_weights = sum(weight.theta.numel() for weight in variational_weights(network))
-    asked = _Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
-    run = _Run(network, batches, n_data, prior, asked, loss, validation, watcher or Watcher(), device, n_weights)
-    for phase in phases:
-        _check_needs(phase, run)
-    try:
+
+    def __init__(
+        self,
+        network: nn.Module,
+        batches: Batches,
+        phases: Sequence[Phase],
+        *,
+        n_data: int,
+        prior: MixturePrior | None = None,
+        teacher: nn.Module | None = None,
+        loss: Loss = F.cross_entropy,
+        validation: Batches | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.batches, self.phases, self.validation = batches, phases, validation
+        self.watcher = watcher or Watcher()
+        self.device = next(network.parameters()).device
+        weights = tuple(variational_weights(network))
+        #: How many weights have a posterior; compaction leaves some of them uncomputed.
+        self.n_weights = sum(weight.theta.numel() for weight in weights)
+        asked = Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
+        self.problem = Problem(network, weights, prior, asked, loss, n_data)
         for phase in phases:
-            _fit_phase(run, phase)
-    finally:
-        # Whatever ends the training, the caller gets the network's own shapes back.
-        expand(network)
-        network.eval()
+            self._check_needs(phase)
+        #: Where on the way it is: which phase, how many of its epochs are over, how many batches of the next one.
+        self.phase_index = self.epoch = self.batch = 0
+        #: Of the phase at hand; None before its first step.
+        self.optimizer: torch.optim.Optimizer | None = None
+        #: The loss's parts over the batches of this epoch so far.
+        self.sums = torch.zeros(len(PARTS), device=self.device)
+        self._recorded: RecordedSteps | None = None
 
+    @property
+    def network(self) -> nn.Module:
+        return self.problem.network
 
-def _check_needs(phase: Phase, run: _Run) -> None:
-    if (phase.tau1 or phase.tau2) and not run.n_weights:
-        raise RecipeError(f"{phase.name}: τ₁ and τ₂ weigh priors on Gaussian weights; this network has none")
-    if phase.tau2 and run.prior is None:
-        raise RecipeError(f"{phase.name}: τ₂ weighs a mixture prior; there is none")
-    if phase.distillation and run.teacher is None:
-        raise RecipeError(f"{phase.name}: distillation needs the pretrained network as a teacher")
+    @property
+    def phase(self) -> Phase:
+        """The phase at hand."""
+        return self.phases[self.phase_index]
 
+    def run(self) -> None:
+        """Train in place, from where it is to the end.
 
-def _fit_phase(run: _Run, phase: Phase) -> None:
-    weights = tuple(variational_weights(run.network))
-    for layer in run.network.modules():
-        if isinstance(layer, VariationalLayer):
-            layer.noise = phase.noise
-    if phase.reseed and run.prior is not None:
-        run.prior.reseed(_survivors(weights))
-    optimizer = _optimizer(run, phase, weights)
-    for epoch in range(phase.epochs):
-        if phase.compact_every and epoch and epoch % phase.compact_every == 0:
-            compact(run.network, PRUNING_LOG_ALPHA, _select_in(optimizer))
-        stats = _fit_epoch(run, phase, epoch, optimizer, weights)
-        run.watcher.on_epoch(stats, run.network, run.prior)
+        Raises:
+            TrainingError: the loss is not finite; names the phase and the epoch.
+        """
+        try:
+            with _own_stream(self.device), self._noise():
+                while self.phase_index < len(self.phases):
+                    self._run_phase()
+        finally:
+            # Whatever ends the training, the caller gets the network's own shapes back.
+            expand(self.network)
+            self.network.eval()
 
+    def _check_needs(self, phase: Phase) -> None:
+        if (phase.tau1 or phase.tau2) and not self.n_weights:
+            raise RecipeError(f"{phase.name}: τ₁ and τ₂ weigh priors on Gaussian weights; this network has none")
+        if phase.tau2 and self.problem.prior is None:
+            raise RecipeError(f"{phase.name}: τ₂ weighs a mixture prior; there is none")
+        if phase.distillation and self.problem.teacher is None:
+            raise RecipeError(f"{phase.name}: distillation needs the pretrained network as a teacher")
 
-def _fit_epoch(
-    run: _Run, phase: Phase, epoch: int, optimizer: torch.optim.Optimizer, weights: Sequence[VariationalWeight]
-) -> EpochStats:
-    began = time.perf_counter()
-    run.network.train()
-    n_batches = _count_batches(run.batches)
-    sums = torch.zeros(4, device=run.device)
-    count = 0
-    for count, (inputs, targets) in enumerate(_on_device(run.batches, run.device), start=1):
-        done = (epoch + min(count - 1, n_batches) / n_batches) / phase.epochs
-        with _running(f"phase {phase.name}, epoch {epoch + 1} of {phase.epochs}"):
-            parts = _step(run, phase, done, optimizer, weights, inputs, targets)
-        sums += parts
+    @contextlib.contextmanager
+    def _noise(self) -> Iterator[None]:
+        """On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side."""
+        if self.device.type != "cuda":
+            yield
+            return
+        layers = [layer for layer in self.network.modules() if isinstance(layer, VariationalLayer)]
+        self._source = torch.Generator(self.device).manual_seed(int(torch.randint(2**63 - 1, ())))
+        for layer in layers:
+            layer.generator = self._source
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.generator = None
+
+    def _run_phase(self) -> None:
+        for layer in self.network.modules():
+            if isinstance(layer, VariationalLayer):
+                layer.noise = self.phase.noise
+        if self.optimizer is None:
+            self._begin_phase()
+        while self.epoch < self.phase.epochs:
+            stats = self._run_epoch()
+            self.epoch, self.batch = self.epoch + 1, 0
+            self.sums.zero_()
+            self.watcher.on_epoch(stats, self.network, self.problem.prior)
+        self.optimizer = self._recorded = None
+        self.phase_index, self.epoch = self.phase_index + 1, 0
+
+    def _begin_phase(self) -> None:
+        if self.phase.reseed and self.problem.prior is not None:
+            self.problem.prior.reseed(_survivors(self.problem.weights))
+        self.optimizer = adam(self.problem, self.phase)
+        self.watcher.on_phase(self.phase, self.network, self.problem.prior)
+
+    def _run_epoch(self) -> EpochStats:
+        phase, began = self.phase, time.perf_counter()
+        if phase.compact_every and self.epoch and self.batch == 0 and self.epoch % phase.compact_every == 0:
+            compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer)))
+            self._recorded = None
+        self.network.train()
+        if can_be_recorded(self.batches, self.device):
+            self._run_recorded()
+        else:
+            self._run_batches()
+        self._check_finite(self.sums)
+        self._check_weights()
+        nll, kl, mixture, hyper_prior = (self.sums / self.batch).tolist()
+        return EpochStats(
+            phase=phase.name,
+            epoch=self.epoch + 1,
+            epochs=phase.epochs,
+            seconds=time.perf_counter() - began,
+            nll=nll,
+            kl=kl,
+            mixture=mixture,
+            hyper_prior=hyper_prior,
+            accuracy=None if self.validation is None else evaluate(self.network, self.validation),
+            zeros=self._share_of_zeros(),
+            weights_computed=sum(weight.theta.numel() for weight in self.problem.weights),
+        )
+
+    def _run_batches(self) -> None:
+        strength = self.watcher.strength()
+        n_batches = count_batches(self.batches)
+        for inputs, targets in on_device(self.batches, self.device):
+            done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
+            self._take_step(done, strength, inputs, targets)
+            self.batch += 1
+            self.watcher.on_batch(self.phase, done)
+        if not self.batch:
+            raise DataError("the training data gave no batch; check the loader (and drop_last)")
+
+    def _take_step(self, done: float, strength: float, inputs: Inputs, targets: Inputs) -> None:
+        dials = dials_at(self.phase, done, strength)
+        optimizer = cast(torch.optim.Optimizer, self.optimizer)
+        with running(f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}"):
+            parts = take_step(self.problem, self.phase, optimizer, dials, inputs, targets)
+        self.sums += parts
         # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
-        if run.device.type == "cpu":
-            _check_finite(parts, phase, epoch)
-        run.watcher.on_batch(phase, done)
-    if not count:
-        raise DataError("the training data gave no batch; check the loader (and drop_last)")
-    _check_finite(sums, phase, epoch)
-    _check_weights(run, phase, epoch)
-    nll, kl, mixture, hyper_prior = (sums / count).tolist()
-    return EpochStats(
-        phase=phase.name,
-        epoch=epoch + 1,
-        epochs=phase.epochs,
-        seconds=time.perf_counter() - began,
-        nll=nll,
-        kl=kl,
-        mixture=mixture,
-        hyper_prior=hyper_prior,
-        accuracy=None if run.validation is None else evaluate(run.network, run.validation),
-        zeros=_share_of_zeros(run, phase, weights),
-        weights_computed=sum(weight.theta.numel() for weight in weights),
-    )
+        if self.device.type == "cpu":
+            self._check_finite(parts)
+
+    def _run_recorded(self) -> None:
+        """The same on a GPU that holds the data."""
+        phase, batches = self.phase, cast(ResidentBatches, self.batches)
+        if self._recorded is None:
+            optimizer = cast(torch.optim.Optimizer, self.optimizer)
+            self._recorded = RecordedSteps(self.problem, phase, optimizer, batches, self._source)
+
+        def on_step(step: int) -> None:
+            if step % STEPS_A_LOOK == 0:
+                self.watcher.on_batch(phase, (self.epoch + step / len(batches)) / phase.epochs)
+
+        with running(f"phase {phase.name}, epoch {self.epoch + 1} of {phase.epochs}"):
+            sums, steps = self._recorded.run_pass(self.epoch, self.watcher.strength(), on_step)
+        self.sums += sums
+        self.batch += steps
+
+    @torch.no_grad()
+    def _share_of_zeros(self) -> float:
+        """The share of all weights that would be zero if the network were quantized now."""
+        if not self.n_weights:
+            return 0.0
+        alive = torch.zeros((), dtype=torch.int64, device=self.device)
+        for weight in self.problem.weights:
+            if self.phase.tau2 and self.problem.prior is not None:
+                alive += torch.count_nonzero(self.problem.prior.assign(weight.theta))
+            else:
+                alive += (log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA).sum()
+        return 1 - alive.item() / self.n_weights
+
+    def _check_finite(self, parts: Tensor) -> None:
+        if torch.isfinite(parts).all():
+            return
+        culprits = [name for name, value in zip(PARTS, parts.tolist(), strict=True) if not math.isfinite(value)]
+        raise self._not_finite(" and ".join(culprits))
+
+    def _check_weights(self) -> None:
+        """The last step's loss says nothing of the weights it left."""
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        # All at once: asking a GPU for each would take longer than the answer.
+        finite = torch.stack([torch.isfinite(parameter.detach()).all() for parameter in parameters]).tolist()
+        if not all(finite):
+            raise self._not_finite(names[finite.index(False)])
+
+    def _not_finite(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}: {what} is no longer finite. "
+            "Check the data for NaN, lower the phase's learning rates (--set "
+            f"{self.phase.name}.rate_theta=…), or start from a network that is trained."
+        )
 
 
-def _step(
-    run: _Run,
-    phase: Phase,
-    done: float,
-    optimizer: torch.optim.Optimizer,
-    weights: Sequence[VariationalWeight],
-    inputs: Tensor,
-    targets: Tensor,
-) -> Tensor:
-    """One step of Adam; returns the loss in its four parts, detached."""
-    factor = SCHEDULES[phase.schedule](done)
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
-    if phase.std_first and run.prior is not None:
-        run.prior.tighten(geometric(done, phase.std_first, phase.std_last))
-    optimizer.zero_grad()
-    nll = _data_loss(run, phase, inputs, targets)
-    total, parts = nll, [nll.detach(), *nll.new_zeros(3)]
-    if weights:
-        tau1, tau2 = phase.tau1 * ramp(done, phase.tau1_ramp), phase.tau2 * ramp(done, phase.tau2_ramp)
-        penalty = regularizer(weights, run.prior, tau1=tau1, tau2=tau2, n_data=run.n_data)
-        total = nll + penalty.total
-        parts[1:] = [part.detach() for part in penalty]
-    total.backward()
-    optimizer.step()
-    return torch.stack(parts)
+def fit(
+    network: nn.Module,
+    batches: Batches,
+    phases: Sequence[Phase],
+    *,
+    n_data: int,
+    prior: MixturePrior | None = None,
+    teacher: nn.Module | None = None,
+    loss: Loss = F.cross_entropy,
+    validation: Batches | None = None,
+    watcher: Watcher | None = None,
+) -> None:
+    """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; see `Fitting`."""
+    Fitting(
+        network,
+        batches,
+        phases,
+        n_data=n_data,
+        prior=prior,
+        teacher=teacher,
+        loss=loss,
+        validation=validation,
+        watcher=watcher,
+    ).run()
 
 
-def _data_loss(run: _Run, phase: Phase, inputs: Tensor, targets: Tensor) -> Tensor:
-    outputs = run.network(inputs)
-    nll = run.loss(outputs, targets)
-    if not phase.distillation or run.teacher is None:
-        return nll
-    temperature = phase.distillation_temperature
-    dim = _class_dim(outputs, targets) or -1
-    # One row an output: for `cross_entropy` the classes of larger tensors would lie in their second dimension.
-    ours, theirs = (
-        logits.movedim(dim, -1).flatten(0, -2) / temperature for logits in (outputs, run.teacher.outputs(inputs))
-    )
-    # Scaled by the squared temperature so that gradients keep their size (Hinton et al. 2015).
-    imitation = F.cross_entropy(ours, F.softmax(theirs, dim=-1)) * temperature**2
-    return (1 - phase.distillation) * nll + phase.distillation * imitation
-
-
-def _optimizer(run: _Run, phase: Phase, weights: Sequence[VariationalWeight]) -> torch.optim.Optimizer:
-    """Adam with one group for each kind of parameter."""
-    variances = {id(weight.log_sigma2) for weight in weights}
-    trained = [parameter for parameter in run.network.parameters() if parameter.requires_grad]
-    means = [parameter for parameter in trained if id(parameter) not in variances]
-    groups: list[dict[str, Any]] = [
-        {"params": means, "lr": phase.rate_theta, "weight_decay": phase.weight_decay},
-        {"params": [weight.log_sigma2 for weight in weights if phase.noise], "lr": phase.rate_log_sigma2},
-    ]
-    if run.prior is not None and phase.tau2:
-        held = phase.std_first > 0
-        groups += [
-            {"params": [run.prior.means], "lr": phase.rate_means},
-            {"params": [] if held else [run.prior.log_precisions], "lr": phase.rate_log_precisions},
-            {"params": [run.prior.log_proportions], "lr": phase.rate_log_proportions},
-        ]
-    optimizer = torch.optim.Adam([group for group in groups if group["params"]], fused=True)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer
+@contextlib.contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, work in a stream of one's own: steps can be recorded there, and others don't wait for it."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)
 
 
 def _select_in(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter, Callable[[Tensor], Tensor]], None]:
@@ -302,129 +346,3 @@ def _survivors(weights: Sequence[VariationalWeight]) -> Tensor:
     with torch.no_grad():
         kept = [w.theta[log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA].flatten().float() for w in weights]
     return torch.cat(kept)
-
-
-@torch.no_grad()
-def _share_of_zeros(run: _Run, phase: Phase, weights: Sequence[VariationalWeight]) -> float:
-    """The share of all weights that would be zero if the network were quantized now."""
-    alive = 0
-    for weight in weights:
-        if phase.tau2 and run.prior is not None:
-            alive += int(torch.count_nonzero(run.prior.assign(weight.theta)))
-        else:
-            alive += int((log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA).sum())
-    return 1 - alive / run.n_weights if run.n_weights else 0.0
-
-
-def _check_finite(parts: Tensor, phase: Phase, epoch: int) -> None:
-    if torch.isfinite(parts).all():
-        return
-    names = ("the data's loss", "the divergence", "the mixture", "the hyper-prior")
-    culprits = [name for name, value in zip(names, parts.tolist(), strict=True) if not math.isfinite(value)]
-    raise _not_finite(" and ".join(culprits), phase, epoch)
-
-
-def _check_weights(run: _Run, phase: Phase, epoch: int) -> None:
-    """The last step's loss says nothing of the weights it left."""
-    for name, parameter in run.network.named_parameters():
-        if not torch.isfinite(parameter.detach()).all():
-            raise _not_finite(name, phase, epoch)
-
-
-def _not_finite(what: str, phase: Phase, epoch: int) -> TrainingError:
-    return TrainingError(
-        f"phase {phase.name}, epoch {epoch + 1} of {phase.epochs}: {what} is no longer finite. "
-        "Check the data for NaN, lower the phase's learning rates (--set "
-        f"{phase.name}.rate_theta=…), or start from a network that is trained."
-    )
-
-
-@torch.no_grad()
-def evaluate(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, cast: bool = False) -> float:
-    """Share of examples whose largest output is the target's, with the weights at their means.
-
-    Args:
-        cast: give the network floating-point inputs in its own type. A file gives float32 back, whatever went in.
-    """
-    training = network.training
-    network.eval()
-    parameter = next(network.parameters())
-    device = parameter.device
-    right = torch.zeros((), dtype=torch.int64, device=device)
-    total = 0
-    for inputs, targets in _on_device(batches, device):
-        with _running("evaluation"):
-            inputs = inputs.to(parameter.dtype) if cast and inputs.is_floating_point() else inputs
-            outputs = network(inputs)
-            dim = _class_dim(outputs, targets)
-            if dim is None:
-                raise DataError(
-                    f"accuracy needs a class for each target, but outputs are {tuple(outputs.shape)} and targets "
-                    f"{tuple(targets.shape)}; for other tasks leave the validation data out"
-                )
-            right += (outputs.argmax(dim=dim) == targets).sum()
-        total += targets.numel()
-    network.train(training)
-    if not total:
-        raise DataError("there is nothing to evaluate on: the data gave no batch")
-    return right.item() / total
-
-
-def count_examples(batches: Iterable[Any]) -> int:
-    """N: how many examples a pass over `batches` has; asks `batches`, its sampler or its dataset, or else counts."""
-    if hasattr(batches, "n_examples"):
-        return int(batches.n_examples)
-    for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
-        if isinstance(source, Sized):
-            return len(source)
-    total = sum(len(checked_pair(batch)[1]) for batch in batches)
-    if not total:
-        raise DataError("the training data gave no batch; check the loader")
-    return total
-
-
-def _class_dim(outputs: Tensor, targets: Tensor) -> int | None:
-    """The dimension of outputs that targets, as classes, lack: the last, or as for images the second."""
-    if outputs.shape[:-1] == targets.shape:
-        return -1
-    return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
-
-
-def checked_pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch as (inputs, targets).
-
-    Raises:
-        DataError: it is something else.
-    """
-    if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
-        return batch[0], batch[1]
-    parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
-    raise DataError(
-        f"a batch must be two tensors, (inputs, targets), not {type(batch).__name__}{f' of {parts}' if parts else ''}"
-    )
-
-
-def _count_batches(batches: Iterable[Any]) -> int:
-    """How many batches a pass has; 1 where nobody knows. A loader of a stream has a length that raises."""
-    try:
-        return max(1, len(batches)) if isinstance(batches, Sized) else 1
-    except TypeError:
-        return 1
-
-
-@contextlib.contextmanager
-def _running(where: str) -> Iterator[None]:
-    """What the caller's network or loss can't do with the caller's data, with a name on it."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise TrainingError(
-            f"{where}: the network or its loss fails on a batch; check that they fit the data. "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _on_device(batches: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    for batch in batches:
-        inputs, targets = checked_pair(batch)
-        yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -69,6 +69,8 @@ class VariationalLayer(nn.Module):
     bias_log_sigma2: nn.Parameter | None
     #: Sample in training. Off for soft weight sharing alone, whose posterior is a delta peak.
     noise: bool
+    #: Where a GPU draws the noise from; None: torch's own source.
+    generator: torch.Generator | None = None
     #: Set while the layer computes only the rows and columns that are alive; see `compaction`.
     live: "Live | None"
     #: The dimension of activations that a weight's rows and columns stand for; None: can't be compacted.
@@ -114,7 +116,7 @@ class VariationalLayer(nn.Module):
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
         # At least float32: the floor is nothing beside 1 in half precision.
         deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
-        return mean + (deviation * standard_normal_like(deviation)).to(mean.dtype)
+        return mean + (deviation * standard_normal_like(deviation, self.generator)).to(mean.dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for role in ROLES:
@@ -207,7 +209,7 @@ class VariationalEmbedding(VariationalLayer, nn.Embedding):
         if self.weight_log_sigma2 is None or not (self.training and self.noise):
             return mean
         deviation = (0.5 * F.embedding(input, self.weight_log_sigma2)).exp()
-        sample = standard_normal_like(deviation) * deviation
+        sample = standard_normal_like(deviation, self.generator) * deviation
         if self.padding_idx is not None:
             sample = sample.masked_fill((input == self.padding_idx).unsqueeze(-1), 0.0)
         return mean + sample.to(mean.dtype)
@@ -225,13 +227,13 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
 }
 
 
-def standard_normal_like(tensor: Tensor) -> Tensor:
-    """Standard normal noise of a tensor's shape, governed by torch's seed.
+def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Standard normal noise of a tensor's shape, governed by torch's seed or on a GPU by `generator`.
 
     On a CPU torch draws from a serial Mersenne twister, three times slower than the kernel that it only seeds here.
     """
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or torch.compiler.is_compiling():
-        return torch.randn_like(tensor)
+        return torch.empty_like(tensor).normal_(generator=generator)
     size = tensor.numel()
     values = torch.empty(-(-size // 4) * 4)
     fill_normal(values.numpy(), np.uint64(torch.randint(2**63 - 1, ()).item()))

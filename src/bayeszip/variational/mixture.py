@@ -9,6 +9,7 @@ Its log-density summed over all D weights is the costly term of the objective. T
   μ, λ, π follow: O(D + G·K). On a CPU; a GPU is faster the exact way.
 """
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, log_joint
 from bayeszip.variational.kernels import read_grid, tabulate_mixture
 
-__all__ = ["Components", "MixturePrior", "log_mixture_sum", "scaled"]
+__all__ = ["Components", "MixturePrior", "log_mixture_sum", "on_triton", "scaled"]
 
 Method = Literal["auto", "grid", "exact"]
 
@@ -90,7 +91,7 @@ class MixturePrior(nn.Module):
         pinned = zero + math.log(self.zero_proportion)
         return Components(torch.cat([zero, self.means]), self.log_precisions, torch.cat([pinned, free]))
 
-    def log_prob(self, *thetas: Tensor, method: Method = "auto", scale: float = 1.0) -> Tensor:
+    def log_prob(self, *thetas: Tensor, method: Method = "auto", scale: float | Tensor = 1.0) -> Tensor:
         """`scale` × Σ_i log GM_ψ(θ_i) over all tensors, a float32 scalar, differentiable in θ and ψ."""
         return log_mixture_sum(thetas, self.components(), method, scale)
 
@@ -98,11 +99,11 @@ class MixturePrior(nn.Module):
         """Σ_k log Gamma(λ_k | a, b)."""
         return log_gamma_density(self.log_precisions, self.hyper_shape, self.hyper_rate).sum()
 
-    def tighten(self, std: float) -> None:
+    @torch.no_grad()
+    def tighten(self, std: float | Tensor) -> None:
         """Move all components, and the hyper-prior's mode, to precision 1/std²; its relative spread a^-½ stays."""
         self.hyper_rate.fill_((self.hyper_shape - 1) * std**2)
-        with torch.no_grad():
-            self.log_precisions.fill_(-2 * math.log(std))
+        self.log_precisions.fill_(-2 * (std.log() if isinstance(std, Tensor) else math.log(std)))
 
     @torch.no_grad()
     def assign(self, theta: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class MixturePrior(nn.Module):
 
 
 def log_mixture_sum(
-    thetas: Sequence[Tensor], components: Components, method: Method = "auto", scale: float = 1.0
+    thetas: Sequence[Tensor], components: Components, method: Method = "auto", scale: float | Tensor = 1.0
 ) -> Tensor:
     """`scale` × Σ_i log GM_ψ(θ_i) over all weights of all tensors, by the given way.
 
@@ -143,7 +144,7 @@ class _LogMixtureSum(torch.autograd.Function):
     def forward(
         ctx: Any,
         grid: Grid | None,
-        scale: float,
+        scale: float | Tensor,
         means: Tensor,
         log_precisions: Tensor,
         log_proportions: Tensor,
@@ -168,13 +169,31 @@ def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
     """Each gradient times a scalar, without a pass over them where that is 1 (asking a GPU would make it wait)."""
     if factor.device.type == "cpu" and factor.item() == 1:
         return gradients
-    return [gradient * factor for gradient in gradients]
+    return torch._foreach_mul(list(gradients), factor)
 
 
-def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each tensor's θ; chunk by chunk."""
+def _exactly(
+    flat: Sequence[Tensor], components: Components, scale: float | Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each tensor's θ."""
     # As one vector: many small tensors would keep a GPU waiting for its next order.
     theta = torch.cat(list(flat))
+    if on_triton(theta):
+        from bayeszip.variational.gpu_kernels import mixture_with_slopes
+
+        value, by_components, slope = mixture_with_slopes(theta, *components, scale)
+    else:
+        value, by_components, slope = _in_chunks(theta, components, scale)
+    return value, by_components, list(slope.split([part.numel() for part in flat]))
+
+
+def on_triton(tensor: Tensor) -> bool:
+    """Whether kernels written in triton can take it; elsewhere torch's own do."""
+    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
+
+
+def _in_chunks(theta: Tensor, components: Components, scale: float | Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in θ; chunk by chunk."""
     value = torch.zeros((), dtype=torch.float64, device=theta.device)
     by_components = [torch.zeros_like(parameter) for parameter in components]
     slope = torch.empty_like(theta)
@@ -185,14 +204,14 @@ def _exactly(flat: Sequence[Tensor], components: Components, scale: float) -> tu
         slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
         for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
             total += part
-    by_theta = list(slope.split([part.numel() for part in flat]))
-    return (value * scale).float(), [total * scale for total in by_components], by_theta
+    return (value * scale).float(), [total * scale for total in by_components], slope
 
 
 def _on_grid(
-    flat: Sequence[Tensor], components: Components, grid: Grid, scale: float
+    flat: Sequence[Tensor], components: Components, grid: Grid, scale: float | Tensor
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The same from the nodes of a grid."""
+    scale = float(scale)
     points = grid.low + grid.spacing * np.arange(grid.nodes)
     means, log_precisions, log_proportions = (parameter.numpy().astype(np.float64) for parameter in components)
     precisions = np.exp(log_precisions)

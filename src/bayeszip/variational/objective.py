@@ -17,7 +17,7 @@ from torch import Tensor
 from bayeszip.variational.distributions import THETA2_FLOOR, kl_log_uniform, kl_log_uniform_slope, log_alpha
 from bayeszip.variational.kernels import kl_with_slopes
 from bayeszip.variational.layers import VariationalWeight
-from bayeszip.variational.mixture import MixturePrior, scaled
+from bayeszip.variational.mixture import MixturePrior, on_triton, scaled
 
 __all__ = ["Regularizer", "kl_sum", "regularizer"]
 
@@ -35,9 +35,14 @@ class Regularizer(NamedTuple):
 
 
 def regularizer(
-    weights: Sequence[VariationalWeight], prior: MixturePrior | None, *, tau1: float, tau2: float, n_data: int
+    weights: Sequence[VariationalWeight],
+    prior: MixturePrior | None,
+    *,
+    tau1: float | Tensor,
+    tau2: float | Tensor,
+    n_data: int,
 ) -> Regularizer:
-    """(1/N) { τ₁ KL − τ₂ [ log GM + log Gamma ] } in its parts; a part whose τ is 0 is not evaluated.
+    """(1/N) { τ₁ KL − τ₂ [ log GM + log Gamma ] } in its parts; a part whose τ is the number 0 is not evaluated.
 
     Args:
         weights: the Gaussian weights, each once.
@@ -48,15 +53,20 @@ def regularizer(
     zero = weights[0].theta.new_zeros((), dtype=torch.float32)
     kl = mixture = hyper_prior = zero
     with torch.autocast(zero.device.type, enabled=False):
-        if tau1:
+        if _counts(tau1):
             kl = kl_sum(weights, tau1 / n_data)
-        if tau2 and prior is not None:
+        if _counts(tau2) and prior is not None:
             mixture = prior.log_prob(*(weight.theta for weight in weights), scale=-tau2 / n_data)
             hyper_prior = prior.log_hyper_prior() * (-tau2 / n_data)
     return Regularizer(kl, mixture, hyper_prior)
 
 
-def kl_sum(weights: Sequence[VariationalWeight], scale: float = 1.0) -> Tensor:
+def _counts(tau: float | Tensor) -> bool:
+    """A tensor always does: asking a GPU for its value would make it wait."""
+    return isinstance(tau, Tensor) or tau != 0
+
+
+def kl_sum(weights: Sequence[VariationalWeight], scale: float | Tensor = 1.0) -> Tensor:
     """`scale` × Σᵢ KL(N(θᵢ, σᵢ²) ‖ 1/|w|) over all weights, a float32 scalar with gradients in θ and log σ²."""
     total: Tensor = _KLSum.apply(scale, *(w.theta for w in weights), *(w.log_sigma2 for w in weights))
     return total
@@ -66,7 +76,7 @@ class _KLSum(torch.autograd.Function):
     """Value and closed-form gradients in one pass, which backward only scales."""
 
     @staticmethod
-    def forward(ctx: Any, scale: float, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, scale: float | Tensor, *tensors: Tensor) -> Tensor:
         count = len(tensors) // 2
         flat = [tensor.detach().flatten().float() for tensor in tensors]
         slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
@@ -82,23 +92,30 @@ class _KLSum(torch.autograd.Function):
         return (None, *scaled(ctx.gradients, outputs[0]))
 
 
-def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float) -> tuple[Tensor, list[Tensor]]:
+def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float | Tensor) -> tuple[Tensor, list[Tensor]]:
     """`scale` × Σ KL, and its gradients in each θ and then each log σ².
 
     As one vector: many small tensors would keep a GPU waiting for its next order.
     """
     sizes = [theta.numel() for theta in thetas]
-    theta = torch.cat(thetas)
-    a = log_alpha(theta, torch.cat(log_sigma2s))
+    theta, log_sigma2 = torch.cat(thetas), torch.cat(log_sigma2s)
+    if on_triton(theta):
+        from bayeszip.variational import gpu_kernels
+
+        value, by_theta, slope = gpu_kernels.kl_with_slopes(theta, log_sigma2, scale)
+        return value, [*by_theta.split(sizes), *slope.split(sizes)]
+    a = log_alpha(theta, log_sigma2)
     slope = kl_log_uniform_slope(a) * scale
     # d log α / dθ = −2θ/θ², with the floor that log α has.
     by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
     return kl_log_uniform(a).sum() * scale, [*by_theta.split(sizes), *slope.split(sizes)]
 
 
-def _slopes_on_cpu(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float) -> tuple[Tensor, list[Tensor]]:
+def _slopes_on_cpu(
+    thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float | Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """The same in one pass over each tensor."""
-    value = 0.0
+    scale, value = float(scale), 0.0
     gradients = [torch.empty_like(theta) for theta in (*thetas, *log_sigma2s)]
     for i, (theta, log_sigma2) in enumerate(zip(thetas, log_sigma2s, strict=True)):
         by_theta, by_log_sigma2 = gradients[i].numpy(), gradients[len(thetas) + i].numpy()

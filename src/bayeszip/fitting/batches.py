@@ -1,0 +1,106 @@
+"""Batches as a loader gives them: (inputs, targets), each a tensor or several."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.errors import DataError, TrainingError
+
+__all__ = [
+    "Batches",
+    "Inputs",
+    "checked_batch",
+    "count_batches",
+    "count_examples",
+    "on_device",
+    "outputs_of",
+    "running",
+]
+
+#: What a network is called with: one tensor, or several in order.
+Inputs = Tensor | tuple[Tensor, ...]
+
+Batches = Iterable[tuple[Any, Any]]
+
+
+def checked_batch(batch: Any) -> tuple[Inputs, Inputs]:
+    """A batch as (inputs, targets), lists made tuples.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, targets = _tensors(batch[0]), _tensors(batch[1])
+        if inputs is not None and targets is not None:
+            return inputs, targets
+    parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
+    raise DataError(
+        "a batch must be (inputs, targets), each a tensor or a tuple of tensors, "
+        f"not {type(batch).__name__}{f' of {parts}' if parts else ''}"
+    )
+
+
+def _tensors(part: Any) -> Inputs | None:
+    if isinstance(part, Tensor):
+        return part
+    if isinstance(part, tuple | list) and part and all(isinstance(tensor, Tensor) for tensor in part):
+        return tuple(part)
+    return None
+
+
+def on_device(batches: Batches, device: torch.device) -> Iterator[tuple[Inputs, Inputs]]:
+    """The batches, checked, on `device`."""
+    for batch in batches:
+        inputs, targets = checked_batch(batch)
+        yield _moved(inputs, device), _moved(targets, device)
+
+
+def _moved(part: Inputs, device: torch.device) -> Inputs:
+    if isinstance(part, Tensor):
+        return part.to(device, non_blocking=True)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in part)
+
+
+def outputs_of(network: nn.Module, inputs: Inputs) -> Any:
+    """The network called with one input or with several."""
+    return network(inputs) if isinstance(inputs, Tensor) else network(*inputs)
+
+
+def count_examples(batches: Batches) -> int:
+    """N: how many examples a pass over `batches` has; asks `batches`, its sampler or its dataset, or else counts."""
+    if hasattr(batches, "n_examples"):
+        return int(batches.n_examples)
+    for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
+        if isinstance(source, Sized):
+            return len(source)
+    total = sum(_rows(checked_batch(batch)[1]) for batch in batches)
+    if not total:
+        raise DataError("the training data gave no batch; check the loader")
+    return total
+
+
+def _rows(part: Inputs) -> int:
+    return len(part if isinstance(part, Tensor) else part[0])
+
+
+def count_batches(batches: Batches) -> int:
+    """How many batches a pass has; 1 where nobody knows. A loader of a stream has a length that raises."""
+    try:
+        return max(1, len(batches)) if isinstance(batches, Sized) else 1
+    except TypeError:
+        return 1
+
+
+@contextlib.contextmanager
+def running(where: str) -> Iterator[None]:
+    """What the caller's network or loss can't do with the caller's data, with a name on it."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"{where}: the network or its loss fails on a batch; check that they fit the data. "
+            f"{type(error).__name__}: {error}"
+        ) from error

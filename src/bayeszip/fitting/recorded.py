@@ -1,0 +1,120 @@
+"""Steps on a GPU without the host in between: one step is recorded as a CUDA graph, then replayed for a whole pass.
+
+What changes from step to step lies on the device: the rows of each batch, and the dials, one line a step; the recorded
+step reads the line its own counter points at. Python neither launches kernels nor waits for them within a pass.
+"""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bayeszip.data import Batches
+from bayeszip.fitting.phases import Phase
+from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
+
+__all__ = ["RecordedSteps", "can_be_recorded"]
+
+#: Steps taken as they are before the recording: kernels are chosen and states made at the first ones.
+WARM_UP = 3
+
+#: Recording is for one thread at a time; replaying is not.
+_recording = threading.Lock()
+
+
+def can_be_recorded(batches: object, device: torch.device) -> bool:
+    """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay."""
+    return (
+        device.type == "cuda"
+        and isinstance(batches, Batches)
+        and batches.inputs.is_cuda
+        and batches.shuffle
+        and batches.n_examples // batches.batch_size > 2 * WARM_UP
+    )
+
+
+class RecordedSteps:
+    """The steps of one pass after another, until a parameter changes its shape; then make a new one.
+
+    Args:
+        noise: the source of the layers' noise, which a replay must move on.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        phase: Phase,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        noise: torch.Generator,
+    ) -> None:
+        self._problem, self._phase, self._optimizer, self._batches = problem, phase, optimizer, batches
+        device = batches.inputs.device
+        full = batches.n_examples // batches.batch_size
+        self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
+        self._dials = torch.zeros(full, len(Dials._fields), device=device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self._sums = torch.zeros(4, device=device)
+        self._noise = noise
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run_pass(self, epoch: int, strength: float, on_step: Callable[[int], None]) -> tuple[Tensor, int]:
+        """One pass over the data; returns the sums of the loss's parts and the number of steps they are sums of."""
+        order, skip = self._batches.begin_pass()
+        if order is None:  # never: `can_be_recorded` asks for shuffled batches
+            raise TypeError("batches are not shuffled")
+        size, full, steps = self._batches.batch_size, len(self._rows), len(self._batches)
+        self._rows.copy_(order[: full * size].view(full, size))
+        schedule = [
+            dials_at(self._phase, (epoch + step / steps) / self._phase.epochs, strength) for step in range(steps)
+        ]
+        self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
+        self._sums.zero_()
+        first = skip
+        if self._graph is None:
+            first = min(skip + WARM_UP, full)
+            for step in range(skip, first):
+                self._take(schedule[step], order[step * size : (step + 1) * size])
+            self._record()
+        self._counter.fill_(first)
+        for step in range(first, full):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._take(schedule[step], self._rows[step])
+            self._batches.given(step + 1)
+            on_step(step + 1)
+        if full < steps:
+            self._take(schedule[full], order[full * size :])
+        self._batches.end_pass()
+        return self._sums.clone(), steps - skip
+
+    def _take(self, dials: Dials, rows: Tensor) -> None:
+        inputs, targets = self._batches.select(rows)
+        self._sums += take_step(self._problem, self._phase, self._optimizer, dials, inputs, targets)
+
+    def _record(self) -> None:
+        """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._noise)
+        try:
+            # Other threads may go on meanwhile, with recorded steps of their own.
+            with (
+                _recording,
+                torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
+            ):
+                line = self._dials.index_select(0, self._counter)[0]
+                rows = self._rows.index_select(0, self._counter)[0]
+                self._counter += 1
+                self._take(self._dials_in(line), rows)
+        except RuntimeError:
+            torch.cuda.synchronize()
+            return
+        self._graph = graph
+
+    def _dials_in(self, line: Tensor) -> Dials:
+        """The dials as tensors; those that the phase leaves at 0 as numbers, so that what they weigh is left out."""
+        phase = self._phase
+        used = (True, phase.tau1 > 0, phase.tau2 > 0, phase.std_first > 0)
+        return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))

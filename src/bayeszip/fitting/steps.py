@@ -1,0 +1,128 @@
+"""One step of training: the scheduled values at it, the loss in its parts, Adam."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.fitting.batches import Inputs, outputs_of
+from bayeszip.fitting.phases import Phase
+from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
+from bayeszip.fitting.teacher import Teacher, imitation
+from bayeszip.variational.layers import VariationalWeight
+from bayeszip.variational.mixture import MixturePrior
+from bayeszip.variational.objective import regularizer
+
+__all__ = ["PARTS", "Dials", "Loss", "Problem", "adam", "dials_at", "take_step"]
+
+Loss = Callable[[Any, Any], Tensor]
+
+#: The parts of the loss, as `take_step` returns them.
+PARTS = ("the data's loss", "the divergence", "the mixture", "the hyper-prior")
+
+
+class Dials(NamedTuple):
+    """What a phase schedules, at one step: numbers, or tensors on the device for a recorded step to read."""
+
+    #: Factor on every learning rate.
+    rate: float | Tensor
+    tau1: float | Tensor
+    tau2: float | Tensor
+    #: Standard deviation at which the components are held; 0: they are not.
+    std: float | Tensor
+
+
+def dials_at(phase: Phase, done: float, strength: float = 1.0) -> Dials:
+    """The dials when the share `done` of a phase is over.
+
+    Args:
+        strength: factor on τ₁, for whoever steers the size during training.
+    """
+    return Dials(
+        SCHEDULES[phase.schedule](done),
+        strength * phase.tau1 * ramp(done, phase.tau1_ramp),
+        phase.tau2 * ramp(done, phase.tau2_ramp),
+        geometric(done, phase.std_first, phase.std_last) if phase.std_first else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is minimized over what."""
+
+    network: nn.Module
+    #: The network's Gaussian weights; none in pretraining.
+    weights: Sequence[VariationalWeight]
+    prior: MixturePrior | None
+    teacher: Teacher | None
+    loss: Loss
+    #: N.
+    n_data: int
+
+
+def adam(problem: Problem, phase: Phase) -> torch.optim.Optimizer:
+    """Adam with one group for each kind of parameter."""
+    variances = {id(weight.log_sigma2) for weight in problem.weights}
+    trained = [parameter for parameter in problem.network.parameters() if parameter.requires_grad]
+    means = [parameter for parameter in trained if id(parameter) not in variances]
+    groups: list[dict[str, Any]] = [
+        {"params": means, "lr": phase.rate_theta, "weight_decay": phase.weight_decay},
+        {"params": [weight.log_sigma2 for weight in problem.weights if phase.noise], "lr": phase.rate_log_sigma2},
+    ]
+    prior = problem.prior
+    if prior is not None and phase.tau2:
+        held = phase.std_first > 0
+        groups += [
+            {"params": [prior.means], "lr": phase.rate_means},
+            {"params": [] if held else [prior.log_precisions], "lr": phase.rate_log_precisions},
+            {"params": [prior.log_proportions], "lr": phase.rate_log_proportions},
+        ]
+    groups = [group for group in groups if group["params"]]
+    on_gpu = any(parameter.is_cuda for parameter in trained)
+    for group in groups:
+        group["initial_lr"] = group["lr"]
+        if on_gpu:
+            # Read on the device, so that a recorded step can be replayed at another rate.
+            group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    return torch.optim.Adam(groups, fused=True, capturable=on_gpu)
+
+
+def take_step(
+    problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, dials: Dials, inputs: Inputs, targets: Inputs
+) -> Tensor:
+    """One step of Adam; returns the loss in its four parts, detached."""
+    set_dials(problem, phase, optimizer, dials)
+    optimizer.zero_grad()
+    nll = _data_loss(problem, phase, inputs, targets)
+    total, parts = nll, [nll.detach().float(), *torch.zeros(3, device=nll.device)]
+    if problem.weights:
+        penalty = regularizer(problem.weights, problem.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=problem.n_data)
+        total = nll + penalty.total
+        parts[1:] = [part.detach() for part in penalty]
+    total.backward()
+    optimizer.step()
+    return torch.stack(parts)
+
+
+def set_dials(problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, dials: Dials) -> None:
+    """Turn rates and the components' width to where they are scheduled."""
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * dials.rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    if phase.std_first and problem.prior is not None:
+        problem.prior.tighten(dials.std)
+
+
+def _data_loss(problem: Problem, phase: Phase, inputs: Inputs, targets: Inputs) -> Tensor:
+    outputs = outputs_of(problem.network, inputs)
+    nll = problem.loss(outputs, targets)
+    if not phase.distillation or problem.teacher is None:
+        return nll
+    taught = problem.teacher.outputs(inputs)
+    copied = imitation(outputs, taught, targets, phase.distillation_temperature)
+    return (1 - phase.distillation) * nll + phase.distillation * copied

@@ -1,0 +1,163 @@
+"""The two sums over all weights on a GPU, each value and gradients in one pass over memory. Needs triton.
+
+The same formulas as `distributions` and `mixture`; the tests hold them to each other.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
+
+__all__ = ["kl_with_slopes", "mixture_with_slopes"]
+
+#: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
+KL_BLOCK = 1024
+MIXTURE_BLOCK = 64
+#: Blocks that a program of the second kernel goes through, adding up what concerns the components.
+MIXTURE_ROUNDS = 16
+
+
+def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ²."""
+    programs = triton.cdiv(theta.numel(), KL_BLOCK)
+    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
+    sums = torch.empty(programs, device=theta.device)
+    factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
+    _kl[(programs,)](
+        theta,
+        log_sigma2,
+        factor,
+        by_theta,
+        by_log_sigma2,
+        sums,
+        theta.numel(),
+        k1=K1,
+        k2=K2,
+        k3=K3,
+        floor=THETA2_FLOOR,
+        bound=LOG_ALPHA_BOUND,
+        block=KL_BLOCK,
+    )
+    return sums.sum(dtype=torch.float64).float() * factor, by_theta, by_log_sigma2
+
+
+def mixture_with_slopes(
+    theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor, scale: float | Tensor
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """`scale` × Σ log GM (eq. 5), its gradients in μ, log λ and log π, and in θ."""
+    components = means.numel()
+    precisions = log_precisions.exp()
+    offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
+    width = triton.next_power_of_2(components)
+    programs = triton.cdiv(theta.numel(), MIXTURE_BLOCK * MIXTURE_ROUNDS)
+    by_theta = torch.empty_like(theta)
+    factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
+    # For each program: Σ log GM, then for each component Σ r, Σ r·pull, Σ r·pull².
+    sums = torch.empty(programs, 4, width, device=theta.device)
+    _mixture[(programs,)](
+        theta,
+        means,
+        precisions,
+        offsets,
+        factor,
+        by_theta,
+        sums,
+        theta.numel(),
+        components,
+        width=width,
+        block=MIXTURE_BLOCK,
+        rounds=MIXTURE_ROUNDS,
+    )
+    total = sums.sum(dim=0, dtype=torch.float64)
+    density, mass, first, second = total[0, 0], *(line[:components] for line in total[1:])
+    by_components = [first, 0.5 * (mass - second / precisions), mass]
+    return (density * factor).float(), [(part * factor).float() for part in by_components], by_theta
+
+
+@triton.jit
+def _kl(
+    theta: Any,
+    log_sigma2: Any,
+    factor: Any,
+    by_theta: Any,
+    by_log_sigma2: Any,
+    sums: Any,
+    size: Any,
+    k1: tl.constexpr,
+    k2: tl.constexpr,
+    k3: tl.constexpr,
+    floor: tl.constexpr,
+    bound: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    place = program * block + tl.arange(0, block)
+    inside = place < size
+    mean = tl.load(theta + place, mask=inside, other=1.0)
+    variance = tl.load(log_sigma2 + place, mask=inside, other=0.0)
+    scale = tl.load(factor)
+    square = mean * mean + floor
+    log_alpha = tl.minimum(tl.maximum(variance - tl.log(square), -bound), bound)
+    # sigmoid(−x) as 1 / (1 + eˣ); x stays below 77 within the bound, so that eˣ is finite in float32.
+    noise = 1.0 / (1.0 + tl.exp(k2 + k3 * log_alpha))
+    signal = 1.0 / (1.0 + tl.exp(log_alpha))
+    # ½ log(1 + α⁻¹), without overflow.
+    far = tl.maximum(-log_alpha, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(log_alpha)))
+    tl.store(sums + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
+    slope = scale * (-k1 * k3 * noise * (1.0 - noise) - 0.5 * signal)
+    tl.store(by_log_sigma2 + place, slope, mask=inside)
+    tl.store(by_theta + place, slope * mean * -2.0 / square, mask=inside)
+
+
+@triton.jit
+def _mixture(
+    theta: Any,
+    means: Any,
+    precisions: Any,
+    offsets: Any,
+    factor: Any,
+    by_theta: Any,
+    sums: Any,
+    size: Any,
+    components: Any,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    rounds: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    component = tl.arange(0, width)
+    real = component < components
+    mean = tl.load(means + component, mask=real, other=0.0)
+    precision = tl.load(precisions + component, mask=real, other=0.0)
+    offset = tl.load(offsets + component, mask=real, other=-float("inf"))
+    scale = tl.load(factor)
+    density = tl.zeros((block,), tl.float32)
+    mass = tl.zeros((width,), tl.float32)
+    first = tl.zeros((width,), tl.float32)
+    second = tl.zeros((width,), tl.float32)
+    for step in range(rounds):
+        place = (program * rounds + step) * block + tl.arange(0, block)
+        inside = place < size
+        value = tl.load(theta + place, mask=inside, other=0.0)
+        deviation = value[:, None] - mean[None, :]
+        pull = deviation * precision[None, :]
+        joint = offset[None, :] - 0.5 * pull * deviation
+        largest = tl.max(joint, axis=1)
+        share = tl.exp(joint - largest[:, None])
+        total = tl.sum(share, axis=1)
+        responsibility = tl.where(inside[:, None], share / total[:, None], 0.0)
+        weighted = responsibility * pull
+        density += tl.where(inside, largest + tl.log(total), 0.0)
+        mass += tl.sum(responsibility, axis=0)
+        first += tl.sum(weighted, axis=0)
+        second += tl.sum(weighted * pull, axis=0)
+        tl.store(by_theta + place, -scale * tl.sum(weighted, axis=1), mask=inside)
+    line = sums + program * 4 * width + component
+    tl.store(line, tl.where(component == 0, tl.sum(density, axis=0), 0.0))
+    tl.store(line + width, mass)
+    tl.store(line + 2 * width, first)
+    tl.store(line + 3 * width, second)
