@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bayeszip.errors import OutputError
-from bayeszip.files import check_writable, write_atomically
+from bayeszip.files import Lock, check_writable, create_folder, remove_temporaries, write_atomically
 
 OLD, NEW = b"the old content", b"the new content, a little longer"
 
@@ -123,6 +123,13 @@ def test_a_file_system_that_can_not_sync_folders_is_no_failure(target, monkeypat
 
 def test_a_folder_that_can_not_be_opened_to_sync_is_no_failure(target, monkeypatch):
     fail(monkeypatch, "open", PermissionError(errno.EACCES, "Permission denied"), before=1)
+    write_atomically(target, NEW)
+    monkeypatch.undo()
+    assert folder_of(target) == {"net.bayz": NEW}
+
+
+def test_a_folder_whose_close_fails_is_no_failure(target, monkeypatch):
+    fail(monkeypatch, "close", OSError(errno.EIO, "Input/output error"), before=1)
     write_atomically(target, NEW)
     monkeypatch.undo()
     assert folder_of(target) == {"net.bayz": NEW}
@@ -252,6 +259,56 @@ def test_no_file_is_left_open(target, monkeypatch):
     with pytest.raises(OutputError):
         write_atomically(target, NEW)
     assert open_now() == before
+
+
+def test_folders_are_created_with_those_above(tmp_path):
+    folder = create_folder(tmp_path / "a" / "b")
+    assert folder.is_dir()
+    assert create_folder(str(folder)) == folder
+    (tmp_path / "file").write_bytes(b"")
+    for impossible in (tmp_path / "file", tmp_path / "file" / "a", f"{tmp_path}/\0"):
+        with pytest.raises(OutputError, match="can't create the folder"):
+            create_folder(impossible)
+
+
+def test_only_our_own_temporary_files_are_removed(target, monkeypatch):
+    monkeypatch.setattr("bayeszip.files.os.replace", lambda *paths: None)  # as if killed just before
+    write_atomically(target, NEW)
+    assert len(list(target.parent.glob(".*.tmp"))) == 1
+    (target.parent / ".mine.tmp").write_bytes(b"")
+    remove_temporaries(target.parent)
+    assert set(folder_of(target)) == {"net.bayz", ".mine.tmp"}
+    remove_temporaries(target.parent / "missing")
+
+
+HOLDER = """
+import sys
+from bayeszip.files import Lock
+lock = Lock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX locks and kill -9")
+def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path):
+    path = tmp_path / ".lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(OutputError, match=f"another process works in {tmp_path}"):
+            Lock(path)
+        holder.kill()
+    lock = Lock(path)
+    lock.release()
+    lock.release()
+    Lock(path).release()
+
+
+def test_a_lock_that_can_not_be_created_is_named(tmp_path):
+    with pytest.raises(OutputError, match=r"can't write .*missing"):
+        Lock(tmp_path / "missing" / ".lock")
 
 
 WRITER = """

@@ -2,6 +2,7 @@
 
 __all__ = [
     "BayeszipError",
+    "CheckpointError",
     "DataError",
     "FormatError",
     "ModelError",
@@ -29,6 +30,10 @@ class RecipeError(BayeszipError):
 
 class TrainingError(BayeszipError):
     """Training can't go on: a loss that is not finite, for example."""
+
+
+class CheckpointError(BayeszipError):
+    """A run can't go on from a checkpoint: none is whole, or it belongs to another run."""
 
 
 class FormatError(BayeszipError):

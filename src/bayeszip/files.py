@@ -1,4 +1,4 @@
-"""Files that are either written whole or not at all.
+"""Files that are either written whole or not at all, in folders that one process holds at a time.
 
 The bytes go to a temporary file beside the target, which takes the target's name only when they are safely on the
 disk. Whatever happens before that moment, an interrupt included, leaves the old file as it was.
@@ -7,15 +7,24 @@ disk. Whatever happens before that moment, an interrupt included, leaves the old
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
 
 from bayeszip.errors import DataError, OutputError
 
-__all__ = ["check_writable", "read_file", "write_atomically"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Lock", "check_writable", "create_folder", "read_file", "remove_temporaries", "write_atomically"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+#: What `_temporary_beside` names a file; hidden, so that nobody takes it for a finished one.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 #: What a file system answers that can't synchronize a folder at all, which is no failure of this write.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
@@ -77,6 +86,59 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise _output_error(path, error) from error
     finally:
         _remove(temporary)
+
+
+def create_folder(folder: str | os.PathLike[str]) -> Path:
+    """A folder, with those above it, if it is not there yet; to be asked for before a training that will fill it.
+
+    Raises:
+        OutputError: it can't be created.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise OutputError(f"can't create the folder {_shown(folder)}: {reason or error}") from error
+    return Path(folder)
+
+
+def remove_temporaries(folder: str | os.PathLike[str]) -> None:
+    """Remove what processes that were killed left of their writes into `folder`; only for who alone writes there."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if _TEMPORARY.fullmatch(name):
+                _remove(Path(folder, name))
+
+
+class Lock:
+    """Held by one process at a time, and given back by the system however that process ends.
+
+    Raises:
+        OutputError: another process holds it, or the file can't be created.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except OSError as error:
+            raise _output_error(path, error) from error
+        if fcntl is None:
+            return
+        try:
+            # Of the process, not of the open file: workers that it forks don't keep it when it is gone.
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                self.release()
+                folder = Path(path).parent
+                raise OutputError(f"another process works in {folder}; wait for it, or choose another") from error
+            # Some network file systems know no locks; then nothing is promised, as without one.
+
+    def release(self) -> None:
+        """Give it back; more than once does no harm."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _checked_target(path: str | os.PathLike[str]) -> Path:
@@ -143,7 +205,9 @@ def _sync_folder(target: Path) -> None:
                 "check the disk and write it again"
             ) from error
     finally:
-        os.close(descriptor)
+        # It was opened for reading only: whatever its end brings, nothing is lost by it.
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

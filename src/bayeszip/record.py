@@ -1,23 +1,26 @@
-"""The record of a run: what was asked for, with what, what happened, what came out. Results are data."""
+"""The record of a run: what was asked for, with what, what happened, what came out. Results are data.
+
+A run's folder holds `result.json` (figures, recipe and history), `snapshots.json` (its weights at a few moments),
+`report.txt` and `net.bayz`.
+"""
 
 import dataclasses
 import json
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayeszip import __version__, codec
-from bayeszip.errors import ModelError, OutputError
-from bayeszip.files import write_atomically
+from bayeszip.errors import ModelError
+from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import evaluate
 from bayeszip.pipeline import Result
 
-__all__ = ["create_folder", "file_figures", "write_record"]
+__all__ = ["file_figures", "write_record"]
 
 
 def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
@@ -58,19 +61,6 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
     write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
     write_atomically(target / "report.txt", result.report().encode())
     write_atomically(target / "net.bayz", result.blob)
-
-
-def create_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder of a record; also to be asked for before a training whose record would otherwise be lost.
-
-    Raises:
-        OutputError: it can't be created.
-    """
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't create the folder {folder}: {error.strerror or error}") from error
-    return Path(folder)
 
 
 def _rounded(stats: dict[str, Any]) -> dict[str, Any]:

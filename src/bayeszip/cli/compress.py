@@ -55,10 +55,10 @@ def compress(
     `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
     """
     from bayeszip import models, pipeline
-    from bayeszip.files import check_writable
+    from bayeszip.files import check_writable, create_folder
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.record import create_folder, file_figures, write_record
+    from bayeszip.record import file_figures, write_record
 
     chosen = named_recipe(recipe).override(*(settings or ()))
     check_writable(output)
