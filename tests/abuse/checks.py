@@ -6,14 +6,17 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
 from malformed import malformed
-from mutation import GOLDEN, Outcome, mutations, repaired, trial
+from mutation import GOLDEN, Outcome, fields, mutations, repaired, trial
 
 from bayeszip.codec import Limits, decode
 from bayeszip.errors import FormatError
+from bayeszip.operators import OPERATORS
 
 __all__ = [
     "audit_events",
@@ -29,6 +32,7 @@ __all__ = [
     "mutated_with_bounds_checked",
     "prefixes",
     "seeds",
+    "values",
 ]
 
 HERE = Path(__file__).parent
@@ -62,16 +66,34 @@ def flips(files: dict[str, bytes]) -> Outcome:
 
 
 def enumerations(files: dict[str, bytes]) -> Outcome:
-    """Every value of every byte, one at a time, with the checksum repaired: every enumeration byte is among them."""
+    """Every value of every byte of a field that is an enumeration or holds one, with the checksum repaired."""
     outcome = Outcome()
     for blob in files.values():
-        for place in range(len(blob) - 4):
-            for value in range(256):
-                body = bytearray(blob[:-4])
-                body[place] = value
-                if bytes(body) != blob[:-4]:
-                    trial(repaired(bytes(body)), outcome)
+        found = [span for span in fields(blob[:-4]) if span.name in _ENUMERATIONS]
+        short = [range(span.start, span.end) for span in found if span.end - span.start < 4]  # not a codebook's values
+        _every_value(blob, [4, *chain.from_iterable(short)], outcome)
     return outcome
+
+
+#: flags, kinds, formats, opcodes, masks and choices, by the names of their fields
+_ENUMERATIONS = {"flags", "layer", "number of dimensions", "kind of tensor", "codebook", "node", "mask of a node"} | {
+    attribute.name for operator in OPERATORS.values() for attribute in operator.attributes if attribute.kind == "choice"
+}
+
+
+def values(files: dict[str, bytes]) -> Outcome:
+    """Every value of every byte, one at a time, with the checksum repaired."""
+    outcome = Outcome()
+    for blob in files.values():
+        _every_value(blob, range(len(blob) - 4), outcome)
+    return outcome
+
+
+def _every_value(blob: bytes, places: Iterable[int], outcome: Outcome) -> None:
+    for place in places:
+        for value in range(256):
+            if value != blob[place]:
+                trial(repaired(blob[:place] + bytes([value]) + blob[place + 1 : -4]), outcome)
 
 
 def mutated(count: int, seed: int) -> Outcome:

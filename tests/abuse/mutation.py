@@ -2,15 +2,20 @@
 
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
+from time import process_time
+from typing import NamedTuple
 
 from bayeszip.codec import Limits, decode, describe, encode
 from bayeszip.codec.checksum import crc32c
+from bayeszip.codec.header import HEADER
+from bayeszip.codec.syntax import Number, Reader
 from bayeszip.errors import FormatError
 
-__all__ = ["GOLDEN", "LIMITS", "Outcome", "mutations", "repaired", "trial"]
+__all__ = ["GOLDEN", "LIMITS", "Outcome", "Span", "fields", "mutant", "mutations", "repaired", "trial"]
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
 #: enough for every seed; mutants that declare more are refused, as they would be by a caller with such limits
@@ -47,11 +52,11 @@ class Outcome:
 def trial(blob: bytes, outcome: Outcome, limits: Limits = LIMITS) -> bool:
     """Decodes one file. It must be refused by a FormatError or be canonical. True if it led somewhere new."""
     outcome.tried += 1
-    begin = perf_counter()
+    begin = process_time()
     try:
         model = decode(blob, limits)
     except FormatError as error:
-        outcome.slowest_refusal = max(outcome.slowest_refusal, perf_counter() - begin)
+        outcome.slowest_refusal = max(outcome.slowest_refusal, process_time() - begin)
         outcome.refused[type(error).__name__] += 1
         if len(str(error)) > 200 or not str(error).isprintable():
             outcome.faults.append(f"a message of {len(str(error))} letters")
@@ -117,17 +122,75 @@ def _coder(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
 _WAYS = (_flip, _flip, _set, _set, _nudge, _nudge, _insert, _delete, _repeat, _splice, _coder)
 
 
+class _Recorder(Reader):
+    """Notes which bytes each field of the header takes."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body, 5)
+        self.spans: list[Span] = []
+
+    def take(self, count: int, what: str) -> bytes:
+        taken = super().take(count, what)
+        if count:
+            goes_on = self.spans and self.spans[-1].name == what and self.data[self.position - count - 1] >= 0x80
+            start = self.spans.pop().start if goes_on and count == 1 else self.position - count
+            self.spans.append(Span(what, start, self.position))
+        return taken
+
+
+class Span(NamedTuple):
+    """A field of the header: `body[start:end]`."""
+
+    name: str
+    start: int
+    end: int
+
+
+@lru_cache(4096)
+def fields(body: bytes) -> tuple[Span, ...]:
+    """The fields of a header, as far as it can be read."""
+    recorder = _Recorder(body)
+    with suppress(FormatError):
+        HEADER.read(recorder)
+    return tuple(recorder.spans)
+
+
+def _number(dice: random.Random) -> bytes:
+    out = bytearray()
+    Number("any").write(out, dice.choice((dice.randrange(20), dice.randrange(300), 1 << dice.randrange(50))))
+    return bytes(out)
+
+
+def _field(body: bytearray, dice: random.Random) -> None:
+    """Replaces, doubles, removes or moves a whole field of the header."""
+    spans = fields(bytes(body))
+    if not spans:
+        return
+    _, start, end = dice.choice(spans)
+    held = bytes(body[start:end])
+    other = dice.choice(spans)
+    ways = (_number(dice), _number(dice), _number(dice), 2 * held, b"", bytes(body[other.start : other.end]))
+    body[start:end] = dice.choice(ways)
+
+
+def mutant(parent: bytes, dice: random.Random, others: list[bytes]) -> bytes:
+    """A changed file with its checksum repaired: fields of the header, bytes anywhere, pieces of other files."""
+    body = bytearray(parent[:-4])
+    if dice.random() < 0.3:
+        _field(body, dice)
+    for _ in range(dice.choice((0, 1, 1, 1, 1, 2, 3, 5)) if len(body) > 5 else 1):
+        if body:
+            dice.choice(_WAYS)(body, dice, others)
+    if not body.startswith(b"BAYZ") and dice.random() < 0.9:
+        body[:4] = b"BAYZ"
+    return repaired(bytes(body))
+
+
 def mutations(seeds: list[bytes], count: int, seed: int, outcome: Outcome) -> None:
-    """`count` mutants of `seeds` with repaired checksums; a mutant that reaches a new line joins the seeds."""
+    """`count` mutants of `seeds`; a mutant that is refused at a new line joins the seeds."""
     dice = random.Random(seed)
     seeds = list(seeds)
     for _ in range(count):
-        body = bytearray(dice.choice(seeds)[:-4])
-        for _ in range(dice.choice((1, 1, 1, 2, 3, 5))):
-            if body:
-                dice.choice(_WAYS)(body, dice, seeds)
-        if not body.startswith(b"BAYZ") and dice.random() < 0.9:
-            body[:4] = b"BAYZ"
-        blob = repaired(bytes(body))
+        blob = mutant(dice.choice(seeds), dice, seeds)
         if trial(blob, outcome) and len(blob) < 2000:
             seeds.append(blob)

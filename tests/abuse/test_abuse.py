@@ -42,7 +42,7 @@ def test_prefixes_and_flips_of_small_golden_files_are_refused():
 
 
 def test_every_value_of_every_byte():
-    outcome = checks.enumerations(checks.golden(30))
+    outcome = checks.values(checks.golden(30))
     assert outcome.tried > 10_000
     assert not outcome.faults
 

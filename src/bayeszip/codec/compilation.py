@@ -15,12 +15,12 @@ __all__ = ["COMPILED", "compiled"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-try:
-    import numba
-except ImportError:  # pragma: no cover - numba is a dependency, but decoding does without
-    numba = None  # type: ignore[assignment]
-
-COMPILED = numba is not None and os.environ.get("BAYESZIP_COMPILE", "1") != "0"
+COMPILED = os.environ.get("BAYESZIP_COMPILE", "1") != "0"
+if COMPILED:
+    try:
+        import numba
+    except ImportError:  # pragma: no cover - numba is a dependency, but decoding does without
+        COMPILED = False
 
 
 def compiled(function: Function) -> Function:
