@@ -1,0 +1,52 @@
+"""The fused sums over all weights on a GPU against the same in float64 on a CPU."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from bayeszip.variational.distributions import kl_log_uniform, log_alpha, log_mixture
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 100_003])
+def test_kl(size):
+    from bayeszip.variational.gpu_kernels import kl_with_slopes
+
+    torch.manual_seed(size)
+    theta = torch.randn(size) * torch.logspace(-8, 1, size)
+    log_sigma2 = torch.empty(size).uniform_(-30, 10)
+    exact = [tensor.double().requires_grad_() for tensor in (theta, log_sigma2)]
+    value = kl_log_uniform(log_alpha(*exact)).sum() * 0.3
+    value.backward()
+    fused = kl_with_slopes(theta.cuda(), log_sigma2.cuda(), torch.tensor(0.3, device="cuda"))
+    within = log_alpha(*exact).detach().abs() < 49
+    torch.testing.assert_close(fused[0].cpu().double(), value.detach(), rtol=1e-5, atol=1e-5)
+    for slope, tensor in zip(fused[1:], exact, strict=True):
+        torch.testing.assert_close(slope.cpu().double()[within], tensor.grad[within], rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("components", [1, 2, 17, 64])
+def test_mixture(components):
+    from bayeszip.variational.gpu_kernels import mixture_with_slopes
+
+    torch.manual_seed(components)
+    theta = torch.randn(50_001) * 0.1
+    means = torch.linspace(-0.3, 0.3, components) if components > 1 else torch.zeros(1)
+    log_precisions = torch.empty(components).uniform_(8, 10)
+    log_proportions = torch.log_softmax(torch.randn(components), dim=0)
+    exact = [tensor.double().requires_grad_() for tensor in (theta, means, log_precisions, log_proportions)]
+    value = log_mixture(*exact).sum() * -0.01
+    value.backward()
+    fused, by_components, slope = mixture_with_slopes(
+        *(tensor.cuda() for tensor in (theta, means, log_precisions, log_proportions)), -0.01
+    )
+    torch.testing.assert_close(fused.cpu().double(), value.detach(), rtol=1e-5, atol=1e-5)
+    for ours, tensor in zip([slope, *by_components], exact, strict=True):
+        scale = float(tensor.grad.abs().max())
+        torch.testing.assert_close(ours.cpu().double(), tensor.grad, rtol=1e-3, atol=1e-4 * scale)
