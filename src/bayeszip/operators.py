@@ -38,7 +38,8 @@ class Operator:
 
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_FLOATING = ("float32", "float64", "float16", "bfloat16")
+_DTYPES = (*_FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 def _convolution(name: str, opcode: int, rank: int, *, transposed: bool = False) -> Operator:
@@ -110,8 +111,15 @@ OPERATORS: dict[str, Operator] = {
         # From the second dimension on; the batch dimension is always kept.
         Operator("reshape", 13, attributes=(Attribute("shape", "ints", (-1,)),)),
         # States what a network input looks like, its batch dimension left out, and passes it on unchanged.
+        # The first one says in what type the network computes: that of its floating-point tensors once it is loaded.
         Operator(
-            "input", 14, attributes=(Attribute("shape", "ints", ()), Attribute("dtype", "choice", "float32", _DTYPES))
+            "input",
+            14,
+            attributes=(
+                Attribute("shape", "ints", ()),
+                Attribute("dtype", "choice", "float32", _DTYPES),
+                Attribute("computes_in", "choice", "float32", _FLOATING),
+            ),
         ),
         # Opcodes below 64 take one byte in a file: those for what networks use most.
         _norm("batch_norm1d", 15, "running_mean", "running_var"),

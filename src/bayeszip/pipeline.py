@@ -25,11 +25,11 @@ from bayeszip.fitting.steps import Loss
 from bayeszip.graph.proof import random_inputs
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
-from bayeszip.quantize import Quantization, bounded, cluster, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, bounded, cluster, quantize, round_codebook
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
-from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import (
     Conversion,
     MixturePrior,
@@ -51,6 +51,9 @@ __all__ = [
     "resolve_device",
     "verify",
 ]
+
+#: Types of 16 bits.
+_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -262,7 +265,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     into: nn.Module | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     map_location: str | torch.device = "cpu",
     limits: codec.Limits | None = None,
 ) -> nn.Module:
@@ -270,7 +273,8 @@ def load(
 
     Args:
         into: a network of the original class; its layers take the weights, and the sizes, of the file.
-        dtype: of the floating-point tensors; by default float32 for quantized ones, the others as they were.
+        dtype: of the floating-point tensors, as `torch.float16` or "float16"; by default the type that the original
+            network computed in, or that of `into`.
         map_location: the device to put it on.
         limits: what the file may ask for; see `codec.Limits`.
 
@@ -278,16 +282,17 @@ def load(
         FormatError: the file is damaged or not a `.bayz` file.
         ModelError: it holds tensors only, so `into` is needed; or `into` does not fit.
     """
+    floating = _floating(dtype)
     model = read_model(path, limits)
     if into is not None:
         network = graph.load_into(model, into)
     elif model.graph is not None:
-        network = graph.to_module(model)
+        network = graph.to_module(model, floating)
     else:
         raise ModelError(
             f"{path} holds tensors without a graph; load it with into= (--into) and a network of its class"
         )
-    return network.to(device=resolve_device(map_location), dtype=dtype)
+    return network.to(device=resolve_device(map_location), dtype=floating)
 
 
 def read_model(path: str | os.PathLike[str], limits: codec.Limits | None = None) -> CompressedModel:
@@ -295,13 +300,22 @@ def read_model(path: str | os.PathLike[str], limits: codec.Limits | None = None)
     return codec.decode(read_file(path), limits)
 
 
-def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *, dense: bool = False) -> None:
+def export(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    dense: bool = False,
+    dtype: str | torch.dtype | None = None,
+) -> None:
     """Write the network in a `.bayz` file in another format, by the target's ending: `.onnx` or `.safetensors`.
 
     Args:
         dense: for safetensors, the tensors in their original shapes, zeros put back; the file must say which units
             survived (coding.keep_indices).
+        dtype: of the floating-point tensors. By default float32 for ONNX; for safetensors as they were, or float32
+            where a file of tensors alone doesn't tell.
     """
+    floating = _floating(dtype)
     model = read_model(path)
     ending = Path(target).suffix
     if dense and ending != ".safetensors":
@@ -309,27 +323,22 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str], *, dens
     if ending == ".onnx":
         from bayeszip.graph.onnx import to_onnx
 
-        write_atomically(target, to_onnx(model))
+        write_atomically(target, to_onnx(model, floating or torch.float32))
     elif ending == ".safetensors":
-        write_atomically(target, to_safetensors(_dense_tensors(model) if dense else _tensors(model)))
+        tensors = graph.dense_tensors(model) if dense else graph.plain_tensors(model)
+        if floating is not None:
+            tensors = {name: each.to(floating) if each.is_floating_point() else each for name, each in tensors.items()}
+        write_atomically(target, to_safetensors(tensors))
     else:
         raise OutputError(f"{target}: networks are exported to .onnx or .safetensors, not {ending or 'no ending'!r}")
 
 
-def _tensors(model: CompressedModel) -> dict[str, Tensor]:
-    return {name: graph.to_torch(tensor) for name, tensor in model.tensors.items()}
-
-
-def _dense_tensors(model: CompressedModel) -> dict[str, Tensor]:
-    """In their original shapes, zeros put back."""
-    dense = {}
-    for name, values in graph.dense_state(model).items():
-        tensor = model.tensors[name]
-        if isinstance(tensor, RawTensor):
-            dense[name] = graph.to_torch(RawTensor(values, tensor.dtype))
-        else:
-            dense[name] = torch.from_numpy(values)
-    return dense
+def _floating(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """A floating-point type that a network can be in, by its name too."""
+    found = graph.FLOATING.get(str(dtype).removeprefix("torch."))
+    if dtype is not None and found is None:
+        raise RecipeError(f"dtype must be one of {', '.join(graph.FLOATING)}, not {dtype}")
+    return found
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -509,15 +518,25 @@ def _weights_of(network: nn.Module) -> dict[str, Tensor]:
 
 def _is_packable(tensor: Tensor) -> bool:
     """Whether it is worth a codebook, and has values that one can hold."""
-    is_matrix = tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() > 1 and not tensor.is_meta
-    return is_matrix and tensor.layout == torch.strided and bool(torch.isfinite(tensor).all())
+    is_matrix = tensor.dtype in graph.FLOATING.values() and tensor.dim() >= 2 and tensor.numel() > 1
+    if not is_matrix or tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    as_float32 = tensor.float()
+    if not torch.isfinite(as_float32).all():
+        return False
+    # A float64 tensor whose values lie closer together than float32 can tell apart is kept as it is.
+    return bool((as_float32 - tensor).abs().max() <= 1e-3 * (tensor.max() - tensor.min()))
 
 
 def _packed(name: str, tensor: Tensor, components: int, max_error: float | None) -> QuantizedTensor:
     weights = tensor.detach().float().cpu().numpy()
     largest = float(np.abs(weights).max(initial=0.0))
+    # Shared values that the tensor's own type can hold: loading it in that type moves none.
+    precision = _SHORT.get(tensor.dtype)
     try:
-        return bounded(weights, max_error * largest) if max_error and largest else cluster(weights, components)
+        if max_error and largest:
+            return bounded(weights, max_error * largest, precision or "float32")
+        return cluster(weights, components, precision)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
 

@@ -15,6 +15,7 @@ within an error.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -23,9 +24,15 @@ from bayeszip.posterior import GaussianTensor, Mixture, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
 from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["Quantization", "bounded", "cluster", "fit_mixture", "quantize", "round_codebook"]
+__all__ = ["Precision", "Quantization", "bounded", "cluster", "fit_mixture", "quantize", "round_codebook"]
 
 _CHUNK = 2**20
+
+#: Types that shared values may be rounded to; they are held in float32.
+Precision = Literal["float16", "bfloat16", "float32"]
+
+#: How far rounding to a short type moves a value, at most, relative to it.
+_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
 
 
 @dataclass(frozen=True)
@@ -69,21 +76,35 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
 
 
-def cluster(weights: np.ndarray, components: int, codebook_bits: int = 16) -> QuantizedTensor:
+def cluster(weights: np.ndarray, components: int, precision: Precision | None = None) -> QuantizedTensor:
     """A tensor by at most `components` shared values, least far off in the square; exact zeros stay zero.
 
-    A tensor that takes no more than `components` values besides 0 keeps them, in float32 where 16 bits would not do.
+    A tensor that takes no more than `components` values besides 0 keeps them.
+
+    Args:
+        precision: of the shared values; None: half where that is lost in what clustering does, else float32. Half
+            would flatten weights that are all tiny, huge, or far from zero and close together.
     """
     values = np.unique(weights[weights != 0])
     if values.size <= components:
-        exact = np.array_equal(round_codebook(values, codebook_bits), values.astype(np.float32))
-        return _compact_codebook(
-            {"": np.where(weights == 0, 0, np.searchsorted(values, weights) + 1)},
-            round_codebook(np.concatenate([[0.0], values]), codebook_bits if exact else 32),
-        )[""]
-    means = _nearest_means(weights[weights != 0].astype(np.float64), components)
-    symbols = np.where(weights == 0, 0, np.searchsorted(0.5 * (means[1:] + means[:-1]), weights) + 1)
-    return _compact_codebook({"": symbols}, round_codebook(np.concatenate([[0.0], means]), codebook_bits))[""]
+        symbols = np.where(weights == 0, 0, np.searchsorted(values, weights) + 1)
+    else:
+        values = _nearest_means(weights[weights != 0].astype(np.float64), components)
+        symbols = np.where(weights == 0, 0, np.searchsorted(0.5 * (values[1:] + values[:-1]), weights) + 1)
+    codebook = np.concatenate([[0.0], values.astype(np.float64)])
+    if precision is None:
+        precision = "float16" if _is_lost_in_clustering("float16", codebook, symbols, weights) else "float32"
+    return _compact_codebook({"": symbols}, _in_precision(codebook, precision))[""]
+
+
+def _is_lost_in_clustering(
+    precision: Precision, codebook: np.ndarray, symbols: np.ndarray, weights: np.ndarray
+) -> bool:
+    """Whether rounding the shared values adds no more than a hundredth to the squared error."""
+    by_clustering = float(np.square(codebook[symbols] - weights).sum())
+    moved = np.square(_in_precision(codebook, precision).astype(np.float64) - codebook)
+    by_rounding = float(np.bincount(symbols.ravel(), minlength=codebook.size) @ moved)
+    return by_rounding <= 0.01 * by_clustering
 
 
 def _nearest_means(values: np.ndarray, count: int, iterations: int = 50) -> np.ndarray:
@@ -105,24 +126,39 @@ def _nearest_means(values: np.ndarray, count: int, iterations: int = 50) -> np.n
     return means
 
 
-def bounded(weights: np.ndarray, max_error: float) -> QuantizedTensor:
+def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float32") -> QuantizedTensor:
     """A tensor rounded to even steps so that no weight moves by more than `max_error`.
+
+    Args:
+        precision: of the shared values.
 
     Raises:
         ModelError: that would take more than 2¹⁶ shared values.
     """
-    # A little under twice the bound: the shared values are rounded to float32 afterwards.
-    step = 2 * max_error * (1 - 1e-6)
+    # A little under twice the bound: the shared values are rounded afterwards.
+    rounding = _ROUNDING.get(precision, 0.0) * float(np.abs(weights).max(initial=0.0))
+    step = 2 * (max_error * (1 - 1e-6) - rounding)
+    if step <= 0:
+        raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     levels = np.rint(weights.astype(np.float64) / step)
     distinct, symbols = np.unique(levels, return_inverse=True)
-    codebook = (distinct * step).astype(np.float32)
+    codebook = _in_precision(distinct * step, precision)
     if distinct.size >= 2**16:
         raise ModelError(f"a bound of {max_error:g} needs {distinct.size:,} shared values, more than 65,535; raise it")
     worst = float(np.abs(codebook[symbols].ravel() - weights.astype(np.float64).ravel()).max(initial=0.0))
     if worst > max_error:
-        raise ModelError(f"a bound of {max_error:g} is below the precision of float32 for these weights; raise it")
+        raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     symbols = symbols.reshape(weights.shape) + 1
     return _compact_codebook({"": symbols}, np.concatenate([[np.float32(0)], codebook]))[""]
+
+
+def _in_precision(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """The values as that type holds them, in float32."""
+    if precision != "bfloat16":
+        return round_codebook(values, 16 if precision == "float16" else 32)
+    bits = values.astype(np.float32).view(np.uint32)
+    # The upper half, to the nearest; of two, the even one.
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
 
 
 def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:

@@ -180,7 +180,7 @@ def test_the_trace_of_lenet300_names_what_it_should():
     graph = trace(net, IMAGES[:1])
     assert net.training
     assert [node.op for node in graph.nodes] == ["input", "flatten", "linear", "relu", "linear", "relu", "linear"]
-    assert graph.nodes[0].attributes == {"shape": (1, 28, 28), "dtype": "float32"}
+    assert graph.nodes[0].attributes == {"shape": (1, 28, 28), "dtype": "float32", "computes_in": "float32"}
     assert list(graph.tensor_names()) == [f"fc{layer}.{leaf}" for layer in (1, 2, 3) for leaf in ("weight", "bias")]
 
 

@@ -1,5 +1,10 @@
-"""Random graphs of the listed operators: shrunk, they compute the same."""
+"""Random graphs of the listed operators: shrunk, they compute the same.
 
+A long search: BAYESZIP_GRAPHS=20 pytest tests/graph/test_random_graphs.py --hypothesis-profile=default \
+--hypothesis-seed=N draws twenty times as many.
+"""
+
+import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +20,9 @@ from bayeszip.operators import AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 CODEBOOK = np.array([0.0, -0.75, 0.5, 1.25], dtype=np.float32)
+#: How many times as many graphs to draw as in an ordinary run.
+TIMES = int(os.environ.get("BAYESZIP_GRAPHS", "1"))
+
 ACTIVATIONS = (
     "relu", "tanh", "sigmoid", "gelu", "silu", "relu6", "hardswish", "leaky_relu", "elu", "softplus", "abs", "neg",
     "cos", "hardsigmoid", "mish",
@@ -319,7 +327,7 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.data())
 def test_a_hostile_graph_is_refused_or_harmless(model, data):
     """One attribute, input or tensor changed: one family of errors, or a module."""
@@ -342,7 +350,7 @@ def test_a_hostile_graph_is_refused_or_harmless(model, data):
 
 
 @settings(
-    max_examples=250,
+    max_examples=250 * TIMES,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

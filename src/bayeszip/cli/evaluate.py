@@ -19,6 +19,14 @@ def evaluate(
         str | None,
         typer.Option("--into", help="The network's class (as MODEL of compress), for a file without a graph."),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Compute in float32, float64, float16 or bfloat16; by default as the network did.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +41,7 @@ def evaluate(
     from bayeszip.record import file_figures
 
     target = pipeline.resolve_device(device)
-    network = pipeline.load(file, into=models.build(into) if into else None, map_location=target)
+    network = pipeline.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
     loaders = load_data(data, batch_size=1000, seed=0, device=target)
     figures = file_figures(network, read_file(file), loaders.test)
     if as_json:

@@ -17,16 +17,24 @@ def export(
         Path, typer.Argument(metavar="TARGET", help="A path ending in .onnx or .safetensors.", show_default=False)
     ],
     dense: Annotated[bool, typer.Option("--dense", help="safetensors: original shapes, zeros put back.")] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="float32, float64, float16 or bfloat16. By default float32 in ONNX; in safetensors as it was.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the network in a file in another format.
 
     **Example**
 
-    `bayeszip export net.bayz net.onnx`
+    `bayeszip export net.bayz net.onnx --dtype float16`
     """
     from bayeszip import pipeline
     from bayeszip.files import check_writable
 
     check_writable(target)
-    pipeline.export(file, target, dense=dense)
+    pipeline.export(file, target, dense=dense, dtype=dtype)
     typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")

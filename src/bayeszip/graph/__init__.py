@@ -5,17 +5,20 @@ from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
 from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.proof import prove_same
-from bayeszip.graph.state import from_state, to_raw, to_torch
+from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.graph.trace import UntraceableModel, trace
 
 __all__ = [
+    "FLOATING",
     "UnknownOperator",
     "UntraceableModel",
     "dense_state",
+    "dense_tensors",
     "drop_dead_units",
     "from_state",
     "load_into",
+    "plain_tensors",
     "prove_same",
     "to_module",
     "to_raw",

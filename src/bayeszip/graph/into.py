@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,8 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
             if name.startswith(CONSTANT):
                 continue  # the class makes it itself
             if _is_new_bias(owners.get(path), leaf):
-                owners[path].register_parameter(leaf, nn.Parameter(to_torch(tensor)))
+                weight: Any = owners[path].weight
+                owners[path].register_parameter(leaf, nn.Parameter(to_torch(tensor).to(weight.device, weight.dtype)))
                 continue
             raise ModelError(
                 f"{type(net).__name__} has no tensor {name!r}; it must be the class the file was made from"

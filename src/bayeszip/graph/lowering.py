@@ -109,14 +109,16 @@ def _size(size: Any, node: fx.Node) -> int:
 class Lowering:
     """What the nodes of a program became so far, by a table of what each ATen operator becomes."""
 
-    def __init__(self, program: ExportedProgram, canonical: Mapping[str, str], table: Mapping[str, Lower]) -> None:
+    def __init__(
+        self, program: ExportedProgram, canonical: Mapping[str, str], table: Mapping[str, Lower], dtype: torch.dtype
+    ) -> None:
         signature = program.graph_signature
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
             changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
             raise UnknownOperator(
                 f"the network writes into {', '.join(changed)} while it computes: no graph can say that"
             )
-        self._table = table
+        self._table, self._dtype = table, str(dtype).removeprefix("torch.")
         self._parameters = {node: canonical.get(name, name) for node, name in signature.inputs_to_parameters.items()}
         self._buffers = {node: canonical.get(name, name) for node, name in signature.inputs_to_buffers.items()}
         stored = {**program.state_dict, **program.constants}
@@ -241,7 +243,8 @@ class Lowering:
         if dtype not in DTYPES:
             raise ModelError(f"an input of dtype {dtype} can't be described in a file; known: {', '.join(DTYPES)}")
         position = self._user_inputs.index(node.name)
-        return self.emit("input", [position], shape=shape_of(node)[1:], dtype=dtype)
+        said = {"computes_in": self._dtype} if position == 0 else {}
+        return self.emit("input", [position], shape=shape_of(node)[1:], dtype=dtype, **said)
 
 
 def _has_tensor(node: fx.Node) -> bool:

@@ -152,7 +152,13 @@ def _input(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes: Ma
     expected = attributes["shape"]
     if tuple(x[0].shape[1:]) != expected:
         raise ValueError(f"the network takes inputs of shape (batch, *{expected}), not {tuple(x[0].shape)}")
-    return x[0]
+    return _cast(x, tensors, attributes) if tensors else x[0]
+
+
+def _cast(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Tensor:
+    """To the type of a tensor, if there is one, else to the one named."""
+    like = tensors[0] if tensors else None
+    return x[0].to(DTYPES[attributes["dtype"]] if like is None else like.dtype)
 
 
 COMPUTE: dict[str, Compute] = {
@@ -248,7 +254,7 @@ COMPUTE: dict[str, Compute] = {
     "where": lambda x, tensors, a: torch.where(x[0], x[1], x[2]),
     "compare_scalar": lambda x, tensors, a: _RELATIONS[a["relation"]](x[0], a["value"]),
     "logical_not": _unary(torch.logical_not),
-    "cast": lambda x, tensors, a: x[0].to(DTYPES[a["dtype"]]),
+    "cast": _cast,
 }
 
 

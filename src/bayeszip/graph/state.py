@@ -1,15 +1,27 @@
 """Tensors of torch and tensors of a file, bit for bit: `from_state`, `to_raw`, `to_torch`."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError
-from bayeszip.tensors import RAW_DTYPES, Graph, QuantizedTensor, RawTensor
+from bayeszip.graph.indices import dense_state, is_index
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, QuantizedTensor, RawTensor
 
-__all__ = ["DTYPES", "from_state", "to_raw", "to_torch"]
+__all__ = [
+    "DTYPES",
+    "FLOATING",
+    "dense_tensors",
+    "dtype_of",
+    "from_state",
+    "plain_tensors",
+    "stated_dtype",
+    "to_raw",
+    "to_torch",
+]
 
 #: dtype name → torch's.
 DTYPES: dict[str, torch.dtype] = {
@@ -24,6 +36,27 @@ DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
+
+
+#: Those that a network can compute in.
+FLOATING = {name: dtype for name, dtype in DTYPES.items() if dtype.is_floating_point}
+
+
+def dtype_of(module: nn.Module, inputs: Sequence[Tensor] = ()) -> torch.dtype:
+    """The floating-point type that a module computes in: that of most of its parameters, or else of its inputs."""
+    known = set(FLOATING.values())
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        if parameter.dtype in known:
+            elements[parameter.dtype] += parameter.numel()
+    others = (each.dtype for each in (*inputs, *module.buffers()) if each.dtype in known)
+    return elements.most_common(1)[0][0] if elements else next(others, torch.float32)
+
+
+def stated_dtype(graph: Graph | None) -> torch.dtype:
+    """The floating-point type that a graph says its network computes in."""
+    first = next((node for node in (graph.nodes if graph else ()) if node.op == "input"), None)
+    return DTYPES["float32" if first is None else str(first.attributes["computes_in"])]
 
 
 def from_state(
@@ -82,6 +115,28 @@ def to_torch(tensor: QuantizedTensor | RawTensor) -> Tensor:
     if tensor.dtype == "bfloat16":
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)
+
+
+def plain_tensors(model: CompressedModel) -> dict[str, Tensor]:
+    """The tensors as they are in the file, the quantized ones in the type that the network computes in."""
+    own = stated_dtype(model.graph)
+    return {
+        name: to_torch(tensor) if isinstance(tensor, RawTensor) else to_torch(tensor).to(own)
+        for name, tensor in model.tensors.items()
+        if not is_index(name)
+    }
+
+
+def dense_tensors(model: CompressedModel) -> dict[str, Tensor]:
+    """The same in their original shapes, zeros put back; see `dense_state`."""
+    own, dense = stated_dtype(model.graph), {}
+    for name, values in dense_state(model).items():
+        tensor = model.tensors[name]
+        if isinstance(tensor, RawTensor):
+            dense[name] = to_torch(RawTensor(values, tensor.dtype))
+        else:
+            dense[name] = torch.from_numpy(values).to(own)
+    return dense
 
 
 def _fitting(name: str, quantized: QuantizedTensor, tensor: Tensor) -> QuantizedTensor:

@@ -13,9 +13,9 @@ from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import shapes, states_inputs
 from bayeszip.graph.run import COMPUTE, LAYERS
-from bayeszip.graph.state import to_torch
+from bayeszip.graph.state import stated_dtype, to_torch
 from bayeszip.operators import BUFFER_ROLES, OPERATORS, AttributeValue
-from bayeszip.tensors import CompressedModel, Graph, Node
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 __all__ = ["Network", "to_module"]
 
@@ -65,11 +65,15 @@ class Network(nn.Module):
         return getattr(self.get_submodule(owner), leaf)
 
 
-def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Network:
-    """The plain module of a compressed model, in eval mode, its floating-point tensors in `dtype`.
+def to_module(model: CompressedModel, dtype: torch.dtype | None = None) -> Network:
+    """The plain module of a compressed model, in eval mode.
 
     Nothing that the model names is imported or executed: operators come from the closed list, and names only ever
     become names of submodules and parameters. One output is returned as it is, several as a tuple.
+
+    Args:
+        dtype: of all floating-point tensors; by default the type that the original network computed in. As for any
+            module, `to()` changes it later.
 
     Raises:
         ModelError: the model has no graph.
@@ -79,8 +83,9 @@ def to_module(model: CompressedModel, dtype: torch.dtype = torch.float32) -> Net
     if model.graph is None:
         raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
     _check_shapes(model)
+    dtype = dtype or stated_dtype(model.graph)
     layers = _layers(model.graph, model)
-    steps = tuple(_steps(model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
+    steps = tuple(_steps(model, model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
     network = Network(steps, model.graph.outputs, model.graph.inputs)
     buffers = _buffer_names(model.graph)
     for name, tensor in model.tensors.items():
@@ -145,16 +150,24 @@ def _layer_path(node: Node, model: CompressedModel) -> str | None:
     return path
 
 
-def _steps(graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[_Step]:
+def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[_Step]:
+    floating = next((name for name, tensor in model.tensors.items() if _is_floating(tensor)), None)
+    own = str(stated_dtype(graph)).removeprefix("torch.")
     path_of = {_signature(node): path for path, node in layers.items()}
     last_use = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
     for position, node in enumerate(graph.nodes):
         used_up = {value for value in node.inputs if last_use[value] == position} - set(graph.outputs)
         path = path_of.get(_signature(node))
-        attributes = dict(node.attributes)
-        if node.op == "cast" and "float" in str(attributes["dtype"]):
-            attributes["dtype"] = str(dtype).removeprefix("torch.")  # the one that all of the network computes in
-        yield _Step(node.op, node.inputs, path, node.tensors, attributes, tuple(sorted(used_up)))
+        attributes, tensors = dict(node.attributes), node.tensors
+        wanted = str(attributes.get("dtype", ""))
+        if "float" in wanted and (node.op == "cast" or wanted != own):
+            # To the type that all of the network computes in; a tensor tells it, so that it follows `to()`.
+            attributes["dtype"], tensors = str(dtype).removeprefix("torch."), (floating,)
+        yield _Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)))
+
+
+def _is_floating(tensor: QuantizedTensor | RawTensor) -> bool:
+    return isinstance(tensor, QuantizedTensor) or "float" in tensor.dtype
 
 
 def _signature(node: Node) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from bayeszip.errors import ModelError
 from bayeszip.graph.aten import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import outputs_of
-from bayeszip.graph.state import from_state
+from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
 from bayeszip.tensors import CompressedModel, Graph
 
@@ -29,7 +29,9 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     """What a module computes in `eval()`, as a graph of the closed list of operators.
 
     Dimension 0 of every input is the batch; its size stays free. Tensors keep their names in the module; of tied
-    ones the first name stands for all. Dropout disappears. The module is left as it was.
+    ones the first name stands for all. Dropout disappears. Casts from one floating-point type to another disappear
+    too: the graph computes in one type throughout, that of most of the module's parameters. The module is left as it
+    was.
 
     Raises:
         UnknownOperator: the module uses an operator outside the list; the message names it and its layer.
@@ -42,7 +44,7 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     taken_apart: set[object] = set()
     while True:
         try:
-            graph = _lowered(program, names)
+            graph = _lowered(program, names, dtype_of(module, inputs))
             _check(module, graph, inputs)
             return graph
         except UnknownOperator as error:
@@ -53,8 +55,8 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
             program = _taken_apart(program, error)
 
 
-def _lowered(program: ExportedProgram, names: dict[str, str]) -> Graph:
-    lowering = Lowering(program, names, ATEN)
+def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype) -> Graph:
+    lowering = Lowering(program, names, ATEN, dtype)
     for node in program.graph.nodes:
         try:
             lowering.add(node)
@@ -69,8 +71,7 @@ def _lowered(program: ExportedProgram, names: dict[str, str]) -> Graph:
 def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     """Run the graph against the module on the example inputs: a meaning that was missed must not go unnoticed."""
     model = CompressedModel(from_state(module, graph=graph), graph)
-    first = next((each for each in (*module.parameters(), *inputs) if each.is_floating_point()), torch.zeros(1))
-    network = to_module(model, first.dtype).to(inputs[0].device)
+    network = to_module(model).to(inputs[0].device)
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -83,7 +84,8 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     if not all(isinstance(each, Tensor) for each in flat):
         kind = type(returned).__name__
         raise UntraceableModel(f"{type(module).__name__} returns a {kind}; a graph returns tensors or a tuple of them")
-    tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 5e-2
+    short = any(each.dtype.itemsize == 2 and each.is_floating_point() for each in (*module.parameters(), *inputs))
+    tolerance = 5e-2 if short else 1e-4
     if len(expected) != len(found):
         raise UntraceableModel(f"{type(module).__name__} returns {len(expected)} tensors, its graph {len(found)}")
     for one, other in zip(expected, found, strict=True):
