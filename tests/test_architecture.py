@@ -22,6 +22,7 @@ FLOORS = (
     {"recipe", "progress"},
     {"pipeline"},
     {"report", "compressor", "record"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 )
@@ -49,7 +50,8 @@ OUTSIDE = {
     "models": {"torch"},
     "variational": {"torch", "numpy", "numba", "triton"},
 }
-DEPENDENCIES = {"torch", "numpy", "numba", "safetensors", "rich", "typer", "matplotlib", "triton"}
+DEPENDENCIES = {"torch", "numpy", "numba", "safetensors", "rich", "typer"}
+DEPENDENCIES |= {"accelerate", "matplotlib", "optuna", "triton"}  # extras
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 LONGEST_BODY = 50

@@ -1,0 +1,145 @@
+"""What the steps of a training run on: one process, or several that each compute a share of every batch.
+
+    N processes:  share of the batch ──► gradient of its part of the loss ──► sum over processes ──► the same Adam step
+
+Each process holds the whole network, mixture and optimizer. The data's loss of a share counts by its part of the batch,
+the priors' by 1/N, so that the sum over processes is the gradient of the whole loss: that of one process which sees the
+whole batch. Noise differs between processes; everything else stays the same bit for bit, which is checked.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip.errors import RecipeError
+from bayeszip.fitting.batches import Batches
+
+__all__ = ["Engine", "SingleProcess", "is_main_process", "local_rank", "make_engine"]
+
+#: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
+PRECISIONS = ("no", "bf16")
+
+
+class Engine(Protocol):
+    """One process of a training, and what it has to do with the others."""
+
+    #: How many processes train together.
+    processes: int
+    #: In how many parts each process computes its share of a batch, one after the other, to save memory.
+    accumulate: int
+    #: Whether this process writes, prints and measures. Exactly one does.
+    is_main: bool
+    #: The part that this process has of the batch given last; 0 if the batch was too small for all.
+    weight: float
+
+    def share(self, batches: Batches) -> Batches:
+        """The same passes, but of each batch only what this process computes."""
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around whatever may be computed in lower precision."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes."""
+
+    def begin(self, *modules: nn.Module) -> None:
+        """Before a training: give all processes the main one's parameters and buffers, and noise of their own."""
+
+    def level_buffers(self, module: nn.Module) -> None:
+        """Replace running statistics, to which each process has only shown its shares, by their means."""
+
+    def from_main(self, value: Callable[[], float]) -> float:
+        """What the main process computes, on all of them."""
+
+    def check_alike(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Make sure that all processes hold the same.
+
+        Raises:
+            TrainingError: names the first tensor that differs, and where.
+        """
+
+    def describe(self, device: str) -> str:
+        """What trains, in words."""
+
+
+class SingleProcess:
+    """All of a training in this process.
+
+    Args:
+        device: on which it runs.
+        mixed_precision: `no`, or `bf16` to compute the network in it; parameters and priors stay as they are.
+        accumulate: in how many parts to compute each batch.
+    """
+
+    processes = 1
+    is_main = True
+    weight = 1.0
+
+    def __init__(self, device: torch.device, mixed_precision: str = "no", accumulate: int = 1) -> None:
+        self._device, self._mixed_precision, self.accumulate = device, mixed_precision, accumulate
+
+    def share(self, batches: Batches) -> Batches:
+        return batches
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._mixed_precision == "no":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def begin(self, *modules: nn.Module) -> None:
+        pass
+
+    def level_buffers(self, module: nn.Module) -> None:
+        pass
+
+    def from_main(self, value: Callable[[], float]) -> float:
+        return value()
+
+    def check_alike(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        pass
+
+    def describe(self, device: str) -> str:
+        return device
+
+
+def make_engine(
+    device: torch.device, *, mixed_precision: str | None = None, accumulate: int = 1, seed: int = 0
+) -> Engine:
+    """The engine for this process: with others if it was launched with others, by `accelerate launch` or `torchrun`.
+
+    Args:
+        mixed_precision: `no` or `bf16`; None: as the launcher says, else no.
+        accumulate: in how many parts to compute each batch; 1: as the launcher says.
+        seed: of the order in which several processes go through a `DataLoader`.
+
+    Raises:
+        RecipeError: the precision is unknown.
+        ModelError: there are several processes, but accelerate is not installed.
+    """
+    environment = os.environ
+    precision = mixed_precision or environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in PRECISIONS:
+        raise RecipeError(f"mixed precision must be one of {', '.join(PRECISIONS)}, not {precision}")
+    if accumulate == 1:
+        accumulate = max(1, int(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")))
+    if int(environment.get("WORLD_SIZE", "1")) <= 1:
+        return SingleProcess(device, precision, accumulate)
+    from bayeszip.fitting.distributed import ManyProcesses
+
+    return ManyProcesses(device, precision, accumulate, seed)
+
+
+def is_main_process() -> bool:
+    """Whether this process was launched alone, or as the first of several."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def local_rank() -> int | None:
+    """Which of several processes on this machine it is; None: it was launched alone."""
+    return int(os.environ["LOCAL_RANK"]) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
