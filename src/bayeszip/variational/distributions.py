@@ -76,7 +76,7 @@ def log_mixture(theta: Tensor, means: Tensor, log_precisions: Tensor, log_propor
     return torch.logsumexp(log_joint(theta, means, log_precisions, log_proportions), dim=-1)
 
 
-def log_gamma_density(log_precision: Tensor, shape: float | Tensor, rate: float | Tensor) -> Tensor:
+def log_gamma_density(log_precision: Tensor, shape: float, rate: float | Tensor) -> Tensor:
     """log Gamma(λ | a, b) = a log b − log Γ(a) + (a−1) log λ − bλ: the hyper-prior of app. A on a precision λ.
 
     Args:
@@ -86,6 +86,7 @@ def log_gamma_density(log_precision: Tensor, shape: float | Tensor, rate: float 
     """
     # In float64: at a = 10⁵ the terms are near 10⁶ and cancel to a few units.
     log_precision64 = log_precision.double()
-    a, b = (torch.as_tensor(value, dtype=torch.float64, device=log_precision.device) for value in (shape, rate))
-    density = a * torch.log(b) - torch.lgamma(a) + (a - 1) * log_precision64 - b * log_precision64.exp()
+    log_rate = rate.double().log() if isinstance(rate, Tensor) else math.log(rate)
+    constant = shape * log_rate - math.lgamma(shape)
+    density = constant + (shape - 1) * log_precision64 - rate * log_precision64.exp()
     return density.to(log_precision.dtype)

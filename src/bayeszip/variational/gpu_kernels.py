@@ -1,4 +1,4 @@
-"""The two sums over all weights on a GPU, each value and gradients in one pass over memory. Needs triton.
+"""The sums over all weights, and the sampling of outputs, on a GPU: each in one pass over memory. Needs triton.
 
 The same formulas as `distributions` and `mixture`; the tests hold them to each other.
 """
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["kl_with_slopes", "mixture_with_slopes"]
+__all__ = ["kl_with_slopes", "mixture_with_slopes", "sampled"]
 
 #: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
 KL_BLOCK = 1024
+SAMPLE_BLOCK = 1024
 MIXTURE_BLOCK = 64
 #: Blocks that a program of the second kernel goes through, adding up what concerns the components.
 MIXTURE_ROUNDS = 16
@@ -78,15 +79,79 @@ def mixture_with_slopes(
     return (density * factor).float(), [(part * factor).float() for part in by_components], by_theta
 
 
+def sampled(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
+    """mean + noise·√(variance + floor), differentiable in mean and variance; all three laid out alike in memory."""
+    sample: Tensor = _Sampled.apply(mean, variance, noise, floor)
+    return sample
+
+
+class _Sampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
+        sample = torch.empty_like(mean)
+        size = mean.numel()
+        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
+        _sample[grid](mean, variance, noise, sample, size, floor=floor, block=SAMPLE_BLOCK)
+        ctx.save_for_backward(variance, noise)
+        ctx.floor = floor
+        return sample
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        variance, noise = ctx.saved_tensors
+        gradient = outputs[0]
+        if gradient.stride() != variance.stride():
+            gradient = torch.empty_like(variance).copy_(gradient)
+        by_variance = torch.empty_like(variance)
+        size = variance.numel()
+        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
+        _sample_slope[grid](variance, noise, gradient, by_variance, size, floor=ctx.floor, block=SAMPLE_BLOCK)
+        return gradient, by_variance, None, None
+
+
+@triton.jit
+def _sample(
+    mean: tl.tensor,
+    variance: tl.tensor,
+    noise: tl.tensor,
+    sample: tl.tensor,
+    size: tl.tensor,
+    floor: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < size
+    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
+    value = tl.load(mean + place, mask=inside, other=0.0) + tl.load(noise + place, mask=inside, other=0.0) * deviation
+    tl.store(sample + place, value, mask=inside)
+
+
+@triton.jit
+def _sample_slope(
+    variance: tl.tensor,
+    noise: tl.tensor,
+    gradient: tl.tensor,
+    by_variance: tl.tensor,
+    size: tl.tensor,
+    floor: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    inside = place < size
+    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
+    pulled = tl.load(gradient + place, mask=inside, other=0.0) * tl.load(noise + place, mask=inside, other=0.0)
+    tl.store(by_variance + place, 0.5 * pulled / deviation, mask=inside)
+
+
 @triton.jit
 def _kl(
-    theta: Any,
-    log_sigma2: Any,
-    factor: Any,
-    by_theta: Any,
-    by_log_sigma2: Any,
-    sums: Any,
-    size: Any,
+    theta: tl.tensor,
+    log_sigma2: tl.tensor,
+    factor: tl.tensor,
+    by_theta: tl.tensor,
+    by_log_sigma2: tl.tensor,
+    sums: tl.tensor,
+    size: tl.tensor,
     k1: tl.constexpr,
     k2: tl.constexpr,
     k3: tl.constexpr,
@@ -115,15 +180,15 @@ def _kl(
 
 @triton.jit
 def _mixture(
-    theta: Any,
-    means: Any,
-    precisions: Any,
-    offsets: Any,
-    factor: Any,
-    by_theta: Any,
-    sums: Any,
-    size: Any,
-    components: Any,
+    theta: tl.tensor,
+    means: tl.tensor,
+    precisions: tl.tensor,
+    offsets: tl.tensor,
+    factor: tl.tensor,
+    by_theta: tl.tensor,
+    sums: tl.tensor,
+    size: tl.tensor,
+    components: tl.tensor,
     width: tl.constexpr,
     block: tl.constexpr,
     rounds: tl.constexpr,

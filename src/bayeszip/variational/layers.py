@@ -11,6 +11,7 @@ log σ² lives in `weight_log_sigma2` and `bias_log_sigma2` (None: that tensor h
 dict of the stock layer loads as it is; log σ² then keeps its value.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ __all__ = [
     "VariationalLayer",
     "VariationalLinear",
     "VariationalWeight",
+    "on_triton",
     "standard_normal_like",
     "variational_weights",
 ]
@@ -114,9 +116,7 @@ class VariationalLayer(nn.Module):
         dtype = self.weight.dtype
         bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
-        # At least float32: the floor is nothing beside 1 in half precision.
-        deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
-        return mean + (deviation * standard_normal_like(deviation, self.generator)).to(mean.dtype)
+        return _sampled(mean, variance, self.generator)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for role in ROLES:
@@ -225,6 +225,24 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
     nn.ConvTranspose3d: VariationalConvTranspose3d,
     nn.Embedding: VariationalEmbedding,
 }
+
+
+def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
+    """mean + ε√variance with standard normal ε."""
+    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean):
+        from bayeszip.variational import gpu_kernels
+
+        noise = standard_normal_like(variance, generator)
+        if noise.stride() == mean.stride():
+            return gpu_kernels.sampled(mean, variance, noise, VARIANCE_FLOOR)
+    # At least float32: the floor is nothing beside 1 in half precision.
+    deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
+    return mean + (deviation * standard_normal_like(deviation, generator)).to(mean.dtype)
+
+
+def on_triton(tensor: Tensor) -> bool:
+    """Whether kernels written in triton can take it; elsewhere torch's own do."""
+    return tensor.is_cuda and not torch.compiler.is_compiling() and importlib.util.find_spec("triton") is not None
 
 
 def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -9,7 +9,6 @@ Its log-density summed over all D weights is the costly term of the objective. T
   μ, λ, π follow: O(D + G·K). On a CPU; a GPU is faster the exact way.
 """
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, log_joint
 from bayeszip.variational.kernels import read_grid, tabulate_mixture
+from bayeszip.variational.layers import on_triton
 
-__all__ = ["Components", "MixturePrior", "log_mixture_sum", "on_triton", "scaled"]
+__all__ = ["Components", "MixturePrior", "log_mixture_sum", "scaled"]
 
 Method = Literal["auto", "grid", "exact"]
 
@@ -185,11 +185,6 @@ def _exactly(
     else:
         value, by_components, slope = _in_chunks(theta, components, scale)
     return value, by_components, list(slope.split([part.numel() for part in flat]))
-
-
-def on_triton(tensor: Tensor) -> bool:
-    """Whether kernels written in triton can take it; elsewhere torch's own do."""
-    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
 
 
 def _in_chunks(theta: Tensor, components: Components, scale: float | Tensor) -> tuple[Tensor, list[Tensor], Tensor]:

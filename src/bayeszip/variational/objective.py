@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bayeszip.variational.distributions import THETA2_FLOOR, kl_log_uniform, kl_log_uniform_slope, log_alpha
 from bayeszip.variational.kernels import kl_with_slopes
-from bayeszip.variational.layers import VariationalWeight
-from bayeszip.variational.mixture import MixturePrior, on_triton, scaled
+from bayeszip.variational.layers import VariationalWeight, on_triton
+from bayeszip.variational.mixture import MixturePrior, scaled
 
 __all__ = ["Regularizer", "kl_sum", "regularizer"]
 
