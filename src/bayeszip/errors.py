@@ -8,6 +8,7 @@ __all__ = [
     "ModelError",
     "OutputError",
     "RecipeError",
+    "TargetError",
     "TrainingError",
 ]
 
@@ -30,6 +31,17 @@ class RecipeError(BayeszipError):
 
 class TrainingError(BayeszipError):
     """Training can't go on: a loss that is not finite, for example."""
+
+
+class TargetError(BayeszipError):
+    """A size or an accuracy asked for is out of reach; the message says what was reached.
+
+    `result` holds that, if there is any.
+    """
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class CheckpointError(BayeszipError):

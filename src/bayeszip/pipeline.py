@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,9 @@ from bayeszip.progress import TrainingProgress
 from bayeszip.quantize import Precision, Quantization, bounded, cluster, quantize, round_codebook
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
-from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
+from bayeszip.result import Fit, Form, Result, coded, coder_of, write_weights
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import (
-    Conversion,
     MixturePrior,
     check_materialized,
     to_stock,
@@ -57,75 +56,6 @@ _SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How a network was retrained before it was coded."""
-
-    recipe: Recipe
-    seed: int
-    conversion: Conversion
-    accuracy_before: float | None
-    seconds: float
-    #: What it was trained on.
-    device: str
-    history: tuple[EpochStats, ...] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
-
-    blob: bytes
-    #: What the file holds, as a plain module; None if only tensors were given to `pack`.
-    model: nn.Module | None
-    compressed: CompressedModel
-    #: Why the file holds tensors without a graph; None if it holds the graph.
-    without_graph: str | None = None
-    #: Accuracy of `model` on the validation data, if there was any.
-    accuracy: float | None = None
-    #: None if nothing was trained.
-    fit: Fit | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Size of the file."""
-        return len(self.blob)
-
-    @property
-    def ratio(self) -> float:
-        """4 bytes × parameters of the original ÷ size of the whole file."""
-        return 4 * (self.compressed.original_parameters or 0) / len(self.blob)
-
-    def network(self) -> nn.Module:
-        """`model`, for callers that know there is one."""
-        if self.model is None:
-            raise ModelError("there is no network, only tensors were packed")
-        return self.model
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all."""
-        write_atomically(path, self.blob)
-
-    def report(self) -> str:
-        """What went in, what came out, and where the bytes are, in plain text."""
-        return as_text(facts_table(self._facts()), tensors_table(codec.describe(self.blob)))
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        if self.fit is not None:
-            yield "recipe", f"{self.fit.recipe.name}, seed {self.fit.seed}"
-            yield "time", f"{self.fit.seconds:.0f} s"
-        yield "parameters before", f"{self.compressed.original_parameters:,}"
-        yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
-        yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
-        if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
-            before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
-            yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
-        if self.fit is not None and self.fit.conversion.kept:
-            yield "layers left as they are", self.fit.conversion.kept_summary()
-        if self.without_graph:
-            yield "no graph in the file", f"{self.without_graph}; load it with into="
 
 
 def compress(
@@ -177,10 +107,10 @@ def compress(
         posterior = Posterior.of(network, prior)
         to_stock(network)
         quantized = quantize(posterior, settings.quantization)
-        _write_weights(network, quantized)
+        write_weights(network, quantized)
         if settings.closing.epochs:
             quantized = _train_shared_values(training, network, quantized, teacher, settings)
-    result = _code(network.cpu(), quantized, examples, settings.coding)
+    result = Form(network.cpu(), examples, settings.coding).code(quantized)
     return dataclasses.replace(
         result,
         accuracy=None if val_loader is None else evaluate(result.network(), val_loader, cast=True),
@@ -226,11 +156,11 @@ def pack(
     }
     if isinstance(model, Mapping):
         kept = {name: quantized.get(name) or graph.to_raw(tensor, name) for name, tensor in tensors.items()}
-        return _coded(CompressedModel(kept), coding or Coding(), None)
+        return coded(CompressedModel(kept), coding or Coding(), None)
     network = copy.deepcopy(model).cpu().eval()
-    _write_weights(network, quantized)
+    write_weights(network, quantized)
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    return _code(network, quantized, inputs, coding or Coding())
+    return Form(network, inputs, coding or Coding()).code(quantized)
 
 
 def verify(
@@ -431,7 +361,7 @@ def _bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe)
     how = settings.quantization
     if prior is None:
         how = Quantization(assignment="fit", prune_rate=0.95, components=settings.mixture.components, codebook_bits=16)
-    coder, options = _coder(settings.coding)
+    coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(Posterior.of(network, prior), how)), coder, **options)
 
 
@@ -461,54 +391,8 @@ def _train_shared_values(
     training.fit(shared, (settings.closing,), teacher=teacher)
     codebook = round_codebook(shared.codebook(), settings.quantization.codebook_bits)
     quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
-    _write_weights(network, quantized)
+    write_weights(network, quantized)
     return quantized
-
-
-@torch.no_grad()
-def _write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> None:
-    parameters = dict(network.named_parameters())
-    for name, tensor in quantized.items():
-        parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
-
-
-def _code(
-    network: nn.Module, quantized: Mapping[str, QuantizedTensor], examples: Sequence[Tensor] | None, coding: Coding
-) -> Result:
-    """Without its dead units if the network can be traced, proven to compute the same, then as bytes."""
-    count = models.parameter_count(network)
-    if examples is None:
-        model = CompressedModel(graph.from_state(network, quantized), None, count)
-        return _coded(model, coding, network, "no example inputs given")
-    try:
-        traced = graph.trace(network, tuple(examples))
-    except (graph.UnknownOperator, graph.UntraceableModel) as error:
-        return _coded(CompressedModel(graph.from_state(network, quantized), None, count), coding, network, str(error))
-    large = CompressedModel(graph.from_state(network, quantized, traced), traced, count)
-    small = graph.drop_dead_units(large, multiple_of=coding.widths_multiple_of, indices=coding.keep_indices)
-    graph.prove_same(large, small, tuple(examples))
-    return _coded(small, coding, network)
-
-
-def _coded(
-    model: CompressedModel, coding: Coding, network: nn.Module | None, without_graph: str | None = None
-) -> Result:
-    """Encode, and take what the bytes decode to as the result."""
-    coder, options = _coder(coding)
-    blob = codec.encode(model, coder, **options)
-    decoded = codec.decode(blob, _own_limits(model))
-    plain: nn.Module | None = None
-    if decoded.graph is not None:
-        plain = graph.to_module(decoded)
-    elif network is not None:
-        plain = graph.load_into(decoded, network)
-    return Result(blob, plain, decoded, without_graph)
-
-
-def _coder(coding: Coding) -> tuple[str, dict[str, int | None]]:
-    """The coder's name and its options."""
-    name = codec.DEFAULT_CODER if coding.coder == "default" else coding.coder
-    return name, {"offset_bits": coding.offset_bits} if coding.offset_bits else {}
 
 
 def _weights_of(network: nn.Module) -> dict[str, Tensor]:
@@ -539,12 +423,6 @@ def _packed(name: str, tensor: Tensor, components: int, max_error: float | None)
         return cluster(weights, components, precision)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-
-
-def _own_limits(model: CompressedModel) -> codec.Limits:
-    """Room for the model at hand, however large: it is our own."""
-    elements = max(2**30, model.parameters)
-    return codec.Limits(elements=elements, memory=max(2**32, 16 * elements))
 
 
 def _examples(batches: Batches, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:

@@ -24,7 +24,17 @@ from bayeszip.posterior import GaussianTensor, Mixture, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
 from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["Precision", "Quantization", "bounded", "cluster", "fit_mixture", "quantize", "round_codebook"]
+__all__ = [
+    "Precision",
+    "Quantization",
+    "bounded",
+    "cluster",
+    "fit_mixture",
+    "quantize",
+    "round_codebook",
+    "share_anew",
+    "trim",
+]
 
 _CHUNK = 2**20
 
@@ -74,6 +84,49 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     if first:
         values = np.concatenate([[0.0], values])
     return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+
+
+def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
+    """The same with at most `kept` weights that are not zero: those with the least noise for their size, σ²/θ²."""
+    alive = {name: tensor.symbols != 0 for name, tensor in quantized.items()}
+    noise = np.concatenate([_log_alpha(posterior.weights[name])[alive[name]] for name in quantized])
+    if kept >= noise.size:
+        return dict(quantized)
+    chosen = np.zeros(noise.size, bool)
+    chosen[np.argsort(noise, kind="stable")[:kept]] = True
+    symbols, start = {}, 0
+    for name, tensor in quantized.items():
+        count = int(alive[name].sum())
+        symbols[name] = tensor.symbols.astype(np.int64)
+        symbols[name][alive[name]] *= chosen[start : start + count]
+        start += count
+    return _compact_codebook(symbols, _shared_codebook(quantized))
+
+
+def share_anew(
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, components: int, codebook_bits: int
+) -> dict[str, QuantizedTensor]:
+    """The same zeros; the other weights by at most `components` values fitted to their means."""
+    alive = {name: tensor.symbols != 0 for name, tensor in quantized.items()}
+    means = fit_mixture(
+        np.concatenate([posterior.weights[name].theta[places] for name, places in alive.items()]), components
+    ).means
+    bounds = 0.5 * (means[1:] + means[:-1])
+    symbols = {
+        name: np.where(places, np.searchsorted(bounds, posterior.weights[name].theta) + 1, 0)
+        for name, places in alive.items()
+    }
+    return _compact_codebook(symbols, round_codebook(np.concatenate([[0.0], means]), codebook_bits))
+
+
+def _shared_codebook(quantized: Mapping[str, QuantizedTensor]) -> np.ndarray:
+    return next(iter(quantized.values())).codebook
+
+
+def _log_alpha(weight: GaussianTensor) -> np.ndarray:
+    """log σ² − log θ²; infinite where θ is 0."""
+    with np.errstate(divide="ignore"):
+        return weight.log_sigma2.astype(np.float64) - 2 * np.log(np.abs(weight.theta.astype(np.float64)))
 
 
 def cluster(weights: np.ndarray, components: int, precision: Precision | None = None) -> QuantizedTensor:

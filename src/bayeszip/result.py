@@ -1,0 +1,167 @@
+"""A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bayeszip import codec, graph, models
+from bayeszip.errors import ModelError
+from bayeszip.files import write_atomically
+from bayeszip.fitting import EpochStats
+from bayeszip.recipe import Coding, Recipe
+from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
+from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
+from bayeszip.variational import Conversion
+
+__all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a network was retrained before it was coded."""
+
+    recipe: Recipe
+    seed: int
+    conversion: Conversion
+    accuracy_before: float | None
+    seconds: float
+    #: What it was trained on.
+    device: str
+    history: tuple[EpochStats, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
+
+    blob: bytes
+    #: What the file holds, as a plain module; None if only tensors were given to `pack`.
+    model: nn.Module | None
+    compressed: CompressedModel
+    #: Why the file holds tensors without a graph; None if it holds the graph.
+    without_graph: str | None = None
+    #: Accuracy of `model` on the validation data, if there was any.
+    accuracy: float | None = None
+    #: None if nothing was trained.
+    fit: Fit | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return len(self.blob)
+
+    @property
+    def ratio(self) -> float:
+        """4 bytes × parameters of the original ÷ size of the whole file."""
+        return 4 * (self.compressed.original_parameters or 0) / len(self.blob)
+
+    def network(self) -> nn.Module:
+        """`model`, for callers that know there is one."""
+        if self.model is None:
+            raise ModelError("there is no network, only tensors were packed")
+        return self.model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        write_atomically(path, self.blob)
+
+    def report(self) -> str:
+        """What went in, what came out, and where the bytes are, in plain text."""
+        return as_text(facts_table(self._facts()), tensors_table(codec.describe(self.blob)))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        if self.fit is not None:
+            yield "recipe", f"{self.fit.recipe.name}, seed {self.fit.seed}"
+            yield "time", f"{self.fit.seconds:.0f} s"
+        yield "parameters before", f"{self.compressed.original_parameters:,}"
+        yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
+        yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
+        if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
+            before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
+            yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
+        if self.fit is not None and self.fit.conversion.kept:
+            yield "layers left as they are", self.fit.conversion.kept_summary()
+        if self.without_graph:
+            yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+
+class Form:
+    """A plain network in the form of a file, whatever symbols its weights take: traced once.
+
+    Args:
+        network: on the CPU; where weights are not quantized, the file gets what it holds when it is coded.
+        examples: its inputs; None: the file holds tensors without a graph.
+    """
+
+    def __init__(self, network: nn.Module, examples: Sequence[Tensor] | None, coding: Coding) -> None:
+        self._network, self._examples, self._coding = network, tuple(examples or ()), coding
+        self._graph: Graph | None = None
+        self._without_graph: str | None = None
+        if examples is None:
+            self._without_graph = "no example inputs given"
+            return
+        try:
+            self._graph = graph.trace(network, self._examples)
+        except (graph.UnknownOperator, graph.UntraceableModel) as error:
+            self._without_graph = str(error)
+
+    def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
+        """How many bytes the file has with these weights."""
+        coder, options = coder_of(self._coding)
+        return codec.measure(self._without_dead_units(self._whole(quantized)), coder, **options)
+
+    def code(self, quantized: Mapping[str, QuantizedTensor]) -> Result:
+        """Without its dead units, proven to compute the same, then as bytes."""
+        large = self._whole(quantized)
+        small = self._without_dead_units(large)
+        if self._graph is not None:
+            graph.prove_same(large, small, self._examples)
+        return coded(small, self._coding, self._network, self._without_graph)
+
+    def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
+        count = models.parameter_count(self._network)
+        return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
+
+    def _without_dead_units(self, large: CompressedModel) -> CompressedModel:
+        if large.graph is None:
+            return large
+        how = self._coding
+        return graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
+
+
+def coded(
+    model: CompressedModel, coding: Coding, network: nn.Module | None, without_graph: str | None = None
+) -> Result:
+    """Encode, and take what the bytes decode to as the result."""
+    coder, options = coder_of(coding)
+    blob = codec.encode(model, coder, **options)
+    decoded = codec.decode(blob, _own_limits(model))
+    plain: nn.Module | None = None
+    if decoded.graph is not None:
+        plain = graph.to_module(decoded)
+    elif network is not None:
+        plain = graph.load_into(decoded, network)
+    return Result(blob, plain, decoded, without_graph)
+
+
+def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:
+    """The coder's name and its options."""
+    name = codec.DEFAULT_CODER if coding.coder == "default" else coding.coder
+    return name, {"offset_bits": coding.offset_bits} if coding.offset_bits else {}
+
+
+@torch.no_grad()
+def write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> None:
+    """Each quantized weight's value into the parameter of its name."""
+    parameters = dict(network.named_parameters())
+    for name, tensor in quantized.items():
+        parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
+
+
+def _own_limits(model: CompressedModel) -> codec.Limits:
+    """Room for the model at hand, however large: it is our own."""
+    elements = max(2**30, model.parameters)
+    return codec.Limits(elements=elements, memory=max(2**32, 16 * elements))

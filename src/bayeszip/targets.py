@@ -1,0 +1,303 @@
+"""A target instead of a knob: a number of bytes, a ratio, or an accuracy to keep, and the strength that leads there.
+
+ first phase with τ₁     Steering turns a factor on τ₁, the strength, towards the target
+ phases after it         weights beyond the budget are cut while the others can still make up for it
+ quantization            `within_bytes`: as many weights as the budget holds; is there room left, finer shared values
+ closing phase           the shared values are trained; what is then still too much is trimmed
+
+Sizes are those of coded files, never estimates. For an accuracy to keep, the pipeline looks for the smallest such file.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeszip.errors import RecipeError, TargetError
+from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.fitting.schedules import SCHEDULES
+from bayeszip.posterior import Posterior
+from bayeszip.quantize import Quantization, quantize, share_anew, trim
+from bayeszip.tensors import QuantizedTensor
+from bayeszip.variational import MixturePrior, variational_weights
+from bayeszip.variational.objective import kl_sum
+
+__all__ = ["AccuracySteering", "ByteSteering", "Steering", "Target", "largest_within", "parse_bytes", "within_bytes"]
+
+Quantized = Mapping[str, QuantizedTensor]
+
+#: How many bytes a file with these weights has.
+Size = Callable[[Quantized], int]
+
+#: How often the strength is set anew in a phase, at most.
+DECISIONS = 16
+#: Share of the deviation that one decision corrects; the weights take a few decisions' time to follow.
+GAIN = 0.5
+#: d log bytes / d log τ₁, measured on LeNet-300-100 over τ₁ from 0.05 to 2.
+ELASTICITY = -0.45
+#: The most that one decision changes the strength, and its range, in logarithms.
+LARGEST_CHANGE = 1.0
+WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
+#: The divergence that a weight with α < 19 carries on average at the end of a phase, in nats; hardly depends on τ₁.
+NATS_PER_WEIGHT = 2.65
+#: The divergence falls like a power of the time passed; ever slower, so that a share of the last power is expected.
+SLOWING = 0.75
+#: Where to head for in units of the budget: the mixture sends some weights to zero, and cutting is safer than reviving.
+AIM = 1.15
+#: What a cut before the mixture leaves, in units of the budget; for the same reason.
+CUT = 1.12
+#: A file that takes this share of its budget is as large as it should be.
+ENOUGH = 0.97
+#: More shared values than this are no longer shared.
+MOST_VALUES = 4096
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a file has to keep to; exactly one of these.
+
+    Args:
+        max_bytes: the whole file has at most so many bytes.
+        min_ratio: the whole file is at least so many times smaller than the parameters in float32.
+        max_accuracy_drop: the file's network is at most so many percentage points less accurate on the validation
+            data than the network before; the smallest such file is looked for.
+
+    Raises:
+        RecipeError: none or several are given, or one is out of range.
+    """
+
+    max_bytes: int | None = None
+    min_ratio: float | None = None
+    max_accuracy_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            raise RecipeError(f"give one of max_bytes, min_ratio and max_accuracy_drop, not {' and '.join(given)}")
+        ((name, value),) = given.items()
+        if isinstance(value, bool) or not isinstance(value, int if name == "max_bytes" else int | float):
+            raise RecipeError(f"{name} must be a number{', whole' if name == 'max_bytes' else ''}, not {value!r}")
+        low, high = (0, 100) if name == "max_accuracy_drop" else (1, math.inf)
+        if not low <= value < high:
+            limit = f"lie between {low} and {high} points" if high < math.inf else f"be at least {low}, and finite"
+            raise RecipeError(f"{name} must {limit}, not {value}")
+
+    @classmethod
+    def of(
+        cls, max_bytes: int | None = None, min_ratio: float | None = None, max_accuracy_drop: float | None = None
+    ) -> "Target | None":
+        """The target, or None if none is given."""
+        if max_bytes is None and min_ratio is None and max_accuracy_drop is None:
+            return None
+        return cls(max_bytes, min_ratio, max_accuracy_drop)
+
+    def budget(self, parameters: int) -> int | None:
+        """The most bytes that a network of so many parameters may take; None: that is not what counts."""
+        if self.min_ratio is not None:
+            return int(4 * parameters / self.min_ratio)
+        return self.max_bytes
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as people write it.
+
+    >>> parse_bytes("20k"), parse_bytes("1.5 MB"), parse_bytes("2KiB"), parse_bytes("3,500")
+    (20000, 1500000, 2048, 3500)
+    """
+    found = re.fullmatch(r"([\d,]*\.?\d+) *(?:([kKmMgG])(i?))?[bB]?", text.strip())
+    if not found:
+        raise RecipeError(f"{text!r} is not a number of bytes; write 20000, 20k, 1.5MB or 64KiB")
+    power = " kmg".index(found[2].lower()) if found[2] else 0
+    return int(float(found[1].replace(",", "")) * (1024 if found[3] else 1000) ** power)
+
+
+class Steering(Watcher):
+    """Sets the strength during the first phase with τ₁, a few times; passes everything on. Abstract.
+
+    Args:
+        inner: told of everything; its strength is a factor on this one's.
+        phases: those of the compression.
+    """
+
+    def __init__(self, inner: Watcher, phases: Sequence[Phase]) -> None:
+        self.inner = inner
+        steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
+        self.phase = steered.name if steered else None
+        self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
+        self.log_strength = 0.0
+
+    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
+        self._phase = phase
+        if phase.name in self._after:
+            self._cut(network, None, CUT)
+        self.inner.on_phase(phase, network, prior)
+
+    def on_batch(self, phase: Phase, done: float) -> None:
+        self.inner.on_batch(phase, done)
+
+    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        if stats.phase == self.phase:
+            every = max(1, stats.epochs // DECISIONS)
+            change = self._change(stats, network) if stats.epoch % every == 0 else None
+            if change is not None:
+                change = min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)
+                self.log_strength = min(max(self.log_strength + change, WEAKEST), STRONGEST)
+        elif stats.phase in self._after and stats.epoch == (stats.epochs + 1) // 2:
+            self._cut(network, prior, 1.0)
+        self.inner.on_epoch(stats, network, prior)
+
+    def strength(self) -> float:
+        return math.exp(self.log_strength) * self.inner.strength()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, for a run that goes on later."""
+        return {"log_strength": self.log_strength}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.log_strength = state["log_strength"]
+
+    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
+        """What to add to the logarithm of the strength."""
+        raise NotImplementedError
+
+    def _cut(self, network: nn.Module, prior: MixturePrior | None, share: float) -> None:
+        """Set weights to zero that will not fit, while the others are still trained."""
+
+
+class ByteSteering(Steering):
+    """Towards a number of bytes.
+
+    The size of a network that is still training says little of the one it will have: noise in the means passes for
+    signal until the rates have fallen. Its divergence from the prior, though, falls evenly; from where it is heading
+    follows how many weights will remain, and what a file with the best so many takes is measured.
+
+    Args:
+        size: of a file with these weights, header and graph included.
+        how: the recipe's quantization.
+        components: how many shared values to expect before there is a mixture.
+    """
+
+    def __init__(
+        self,
+        inner: Watcher,
+        phases: Sequence[Phase],
+        *,
+        budget: int,
+        size: Size,
+        how: Quantization,
+        components: int,
+    ) -> None:
+        super().__init__(inner, phases)
+        self._budget, self._size, self._how = budget, size, how
+        self._fitted = Quantization(assignment="fit", prune_rate=0.95, components=components, codebook_bits=16)
+        #: log of the share of the phase that was over, and log of the divergence, at the last decision.
+        self.last: tuple[float, float] | None = None
+
+    def heading(self, done: float, network: nn.Module) -> int | None:
+        """The size at the end of the phase, of which `done` is over, if things go on like this; at first, None."""
+        with torch.no_grad():
+            nats = max(kl_sum(tuple(variational_weights(network))).item(), 1.0)
+        last, self.last = self.last, (math.log(done), math.log(nats))
+        if last is None:
+            return None
+        power = (last[1] - math.log(nats)) / (math.log(done) - last[0])
+        at_the_end = nats * done ** (SLOWING * min(max(power, 0.0), 2.0))
+        posterior = Posterior.of(network)
+        return self._size(trim(quantize(posterior, self._fitted), posterior, int(at_the_end / NATS_PER_WEIGHT)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.last = None if state["last"] is None else tuple(state["last"])
+
+    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
+        heading = self.heading(stats.epoch / stats.epochs, network)
+        return None if heading is None else GAIN * math.log(AIM * self._budget / heading) / ELASTICITY
+
+    @torch.no_grad()
+    def _cut(self, network: nn.Module, prior: MixturePrior | None, share: float) -> None:
+        mixed = prior is not None and self._phase.tau2 and self._how.assignment == "mixture"
+        posterior = Posterior.of(network, prior if mixed else None)
+        quantized = quantize(posterior, self._how if mixed else self._fitted)
+        kept = largest_within(quantized, posterior, self._size, int(share * self._budget))
+        for weight in variational_weights(network):
+            lost = (quantized[weight.name].symbols != 0) & (kept[weight.name].symbols == 0)
+            weight.theta.masked_fill_(torch.from_numpy(lost).to(weight.theta.device), 0.0)
+
+
+class AccuracySteering(Steering):
+    """As strong as the accuracy on the validation data bears.
+
+    Args:
+        floor: the accuracy to keep.
+        drop: by how much that is less than before.
+    """
+
+    def __init__(self, inner: Watcher, phases: Sequence[Phase], *, floor: float, drop: float) -> None:
+        super().__init__(inner, phases)
+        # The accuracy itself is known to about a thousandth.
+        self._floor, self._drop = floor, max(drop, 1e-3)
+
+    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
+        if stats.accuracy is None:
+            return None
+        # While rates are high the weights jitter, which costs accuracy that comes back.
+        jitter = self._drop * SCHEDULES[self._phase.schedule](stats.epoch / stats.epochs)
+        spare = (stats.accuracy - (self._floor - jitter)) / self._drop
+        return GAIN * min(max(spare, -2.0), 1.0)
+
+
+def within_bytes(
+    posterior: Posterior, how: Quantization, size: Size, budget: int, *, enough: float = ENOUGH
+) -> dict[str, QuantizedTensor]:
+    """The weights quantized so that a file has at most `budget` bytes, and if possible not many fewer.
+
+    Raises:
+        TargetError: not even with every weight zero.
+    """
+    loose = dataclasses.replace(how, prune_rate=1.0) if how.assignment == "mixture" else how
+    best = largest_within(quantize(posterior, loose), posterior, size, budget)
+    # All that is not noise is in. What is left of the budget buys finer values.
+    values = len(next(iter(best.values())).codebook) - 1
+    low, high = values, max(values, min(MOST_VALUES, sum(tensor.nonzero for tensor in best.values())))
+    while size(best) < enough * budget and high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        finer = share_anew(best, posterior, middle, how.codebook_bits)
+        if size(finer) <= budget:
+            best, low = finer, middle
+        else:
+            high = middle
+    return best
+
+
+def largest_within(quantized: Quantized, posterior: Posterior, size: Size, budget: int) -> dict[str, QuantizedTensor]:
+    """As many of the weights, the least noisy first, as a file of `budget` bytes holds.
+
+    Raises:
+        TargetError: not even one without any.
+    """
+    if size(quantized) <= budget:
+        return dict(quantized)
+    best = trim(quantized, posterior, 0)
+    least = size(best)
+    if least > budget:
+        raise TargetError(
+            f"a file of {budget:,} bytes is out of reach: with every weight zero it takes {least:,}, for the graph and "
+            "for what can't be shared; raise the budget"
+        )
+    low, high = 0, sum(tensor.nonzero for tensor in quantized.values())
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        fewer = trim(quantized, posterior, middle)
+        if size(fewer) <= budget:
+            best, low = fewer, middle
+        else:
+            high = middle
+    return best
