@@ -1,6 +1,10 @@
-"""Training as one watches it: where it stands, the parts of the loss, what a file would take now, and the time left."""
+"""Training as one watches it: where it stands, the parts of the loss, what a file would take now, and the time left;
+on a terminal, and as logs for TensorBoard.
+"""
 
 import dataclasses
+import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,14 +18,37 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from bayeszip.errors import ModelError
 from bayeszip.fitting import EpochStats, Phase, Watcher
 from bayeszip.summary import show_bytes
-from bayeszip.variational import MixturePrior
+from bayeszip.variational import MixturePrior, variational_weights
 
-__all__ = ["TrainingProgress"]
+__all__ = ["TensorBoardLog", "TrainingProgress", "Watchers"]
 
 #: Without a terminal a line is printed this many seconds after the last, and at the end of each phase.
 LINE_EVERY = 15.0
+
+
+class Watchers(Watcher):
+    """Several watchers in one; each is told everything, in order."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
+        for watcher in self._watchers:
+            watcher.on_phase(phase, network, prior)
+
+    def on_batch(self, phase: Phase, done: float) -> None:
+        for watcher in self._watchers:
+            watcher.on_batch(phase, done)
+
+    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        for watcher in self._watchers:
+            watcher.on_epoch(stats, network, prior)
+
+    def strength(self) -> float:
+        return math.prod(watcher.strength() for watcher in self._watchers)
 
 
 class TrainingProgress(Watcher):
@@ -81,6 +108,53 @@ class TrainingProgress(Watcher):
         task = self._bar.tasks[self._task]
         left = "" if task.time_remaining is None else f"  {task.time_remaining:.0f} s left"
         return "  ".join(f"{name} {value}" for name, value in _figures(stats)) + left
+
+
+class TensorBoardLog(Watcher):
+    """Writes the figures of every epoch, and histograms of the weights at the end of each phase, for TensorBoard.
+
+    Args:
+        folder: where TensorBoard is to look.
+        phases: those that will run; epochs are counted through all of them.
+
+    Raises:
+        ModelError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], phases: Sequence[Phase]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ModelError("logs for TensorBoard need it: pip install 'bayeszip[tensorboard]'") from error
+        self._writer = SummaryWriter(os.fspath(folder))
+        self._starts = _starts(phases)
+
+    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        epoch = self._starts.get(stats.phase, 0) + stats.epoch
+        for name, value in _logged(stats):
+            self._writer.add_scalar(name, value, epoch)
+        if stats.epoch == stats.epochs:
+            for weight in variational_weights(network):
+                self._writer.add_histogram(f"weights/{weight.name}", weight.theta.detach().float(), epoch)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """No more epochs will come."""
+        self._writer.close()
+
+
+def _logged(stats: EpochStats) -> list[tuple[str, float]]:
+    figures: list[tuple[str, float | None]] = [
+        ("loss/data", stats.nll),
+        ("loss/divergence", stats.kl or None),
+        ("loss/mixture", stats.mixture or None),
+        ("loss/hyper-prior", stats.hyper_prior or None),
+        ("validation/accuracy", stats.accuracy),
+        ("size/zeros", stats.zeros or None),
+        ("size/bytes", stats.bytes),
+        ("time/seconds", stats.seconds),
+    ]
+    return [(name, value) for name, value in figures if value is not None]
 
 
 def _starts(phases: Sequence[Phase]) -> dict[str, int]:

@@ -133,11 +133,13 @@ class Recipe:
 
         return dataclasses.replace(self, pretraining=changed(self.pretraining), phases=changed(self.phases))
 
+    def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
+        """All phases in the order in which they run."""
+        return (*(self.pretraining if pretrain else ()), *self.phases, self.closing)
+
     def summary(self) -> str:
         """One line: the phases and what follows."""
-        steps = [
-            f"{phase.name} {phase.epochs}" for phase in (*self.pretraining, *self.phases, self.closing) if phase.epochs
-        ]
+        steps = [f"{phase.name} {phase.epochs}" for phase in self.sequence(pretrain=True) if phase.epochs]
         return f"{', '.join(steps)} epochs; shared values by {self.quantization.assignment}"
 
     def to_json(self) -> str:

@@ -1,8 +1,11 @@
 """`bayeszip compress`."""
 
+import contextlib
+import enum
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +19,20 @@ from bayeszip.cli.base import (
     SettingsOption,
     command,
 )
+from bayeszip.errors import RecipeError
+
+if TYPE_CHECKING:
+    from bayeszip.fitting import Watcher
+    from bayeszip.progress import Watchers
+    from bayeszip.recipe import Recipe
 
 __all__ = ["compress"]
+
+
+class Log(enum.StrEnum):
+    """What else can show the training."""
+
+    tensorboard = enum.auto()
 
 
 @command
@@ -40,7 +55,13 @@ def compress(
     settings: SettingsOption = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="A folder that receives the recipe, the training history and the report."),
+        typer.Option(
+            "--run",
+            help="A folder that receives the recipe, the training history, snapshots of the weights and the report.",
+        ),
+    ] = None,
+    log: Annotated[
+        Log | None, typer.Option("--log", help="Write logs for TensorBoard into the folder of --run.")
     ] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -61,6 +82,8 @@ def compress(
     from bayeszip.record import file_figures, write_record
 
     chosen = named_recipe(recipe).override(*(settings or ()))
+    if log is not None and run is None:
+        raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
     check_writable(output)
     if run is not None:
         create_folder(run)
@@ -68,16 +91,20 @@ def compress(
     network = pipeline.build_seeded(model, seed)
     if weights is not None:
         load_weights(network, weights)
+    if pretrain is None:
+        pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
-    result = pipeline.compress(
-        network,
-        loaders.train,
-        val_loader=loaders.validation,
-        recipe=chosen,
-        seed=seed,
-        device=target,
-        pretrain=(model in models.BUILT_IN and weights is None) if pretrain is None else pretrain,
-    )
+    with _watched(chosen, pretrain, run, log) as watcher:
+        result = pipeline.compress(
+            network,
+            loaders.train,
+            val_loader=loaders.validation,
+            recipe=chosen,
+            seed=seed,
+            device=target,
+            pretrain=pretrain,
+            watcher=watcher,
+        )
     figures = file_figures(result.network(), result.blob, loaders.test)
     result.save(output)
     if run is not None:
@@ -87,3 +114,19 @@ def compress(
     else:
         typer.echo(result.report())
         typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
+
+
+@contextlib.contextmanager
+def _watched(recipe: "Recipe", pretrain: bool, run: Path | None, log: Log | None) -> "Iterator[Watchers]":
+    """A progress display, and what the folder of the run is to receive while the training goes on."""
+    from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
+    from bayeszip.snapshots import SNAPSHOTS, SnapshotRecorder
+
+    phases = recipe.scaled().sequence(pretrain)
+    with contextlib.ExitStack() as stack:
+        watchers: list[Watcher] = []
+        if run is not None:
+            watchers.append(SnapshotRecorder(run / SNAPSHOTS))
+        if run is not None and log is Log.tensorboard:
+            watchers.append(stack.enter_context(contextlib.closing(TensorBoardLog(run / "tensorboard", phases))))
+        yield Watchers(stack.enter_context(TrainingProgress(phases)), *watchers)

@@ -1,0 +1,47 @@
+"""`bayeszip report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayeszip.cli.base import FileArgument, command
+
+__all__ = ["report"]
+
+
+@command
+def report(
+    file: FileArgument,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="The folder of the run that made FILE, for its training.", show_default=False),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", help="A folder that receives the charts as PNG and SVG too.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a page to look at: what went in and came out, where the bytes are, the weights, the training.
+
+    It opens in any browser, without a network.
+
+    **Examples**
+
+    `bayeszip report net.bayz -o report.html`
+
+    `bayeszip report runs/7/net.bayz --run runs/7 --plots plots`
+    """
+    from bayeszip import report as room
+    from bayeszip.files import check_writable, write_atomically
+
+    check_writable(output)
+    contents = room.gather(file, run)
+    write_atomically(output, room.page(contents).encode())
+    typer.echo(f"written to {output}")
+    if plots is not None:
+        from bayeszip.report.plots import write_plots
+
+        for path in write_plots(contents, plots):
+            typer.echo(f"written to {path}")

@@ -1,0 +1,76 @@
+"""What the folder of a run tells: the record that `compress --run` wrote, read back and checked."""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayeszip.errors import DataError
+from bayeszip.files import read_file
+from bayeszip.fitting import EpochStats
+from bayeszip.snapshots import SNAPSHOTS, Snapshots, read_snapshots
+
+__all__ = ["Run", "read_run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run. Accuracies are shares; `accuracy` is on the test set."""
+
+    bytes: int
+    accuracy: float | None
+    validation_accuracy: float | None
+    validation_accuracy_before: float | None
+    seconds: float
+    seed: int
+    device: str
+    versions: dict[str, str]
+    recipe: dict[str, Any]
+    history: tuple[EpochStats, ...]
+    snapshots: Snapshots
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """What a run left in `folder`.
+
+    Raises:
+        DataError: there is no record in it, or it is damaged.
+    """
+    path, snapshots = Path(folder) / "result.json", Path(folder) / SNAPSHOTS
+    if not path.is_file():
+        raise DataError(f"{folder} holds no finished run: there is no result.json in it; `compress --run` writes one")
+    try:
+        held = json.loads(read_file(path))
+        return Run(
+            bytes=int(held["bytes"]),
+            accuracy=_share(held, "accuracy"),
+            validation_accuracy=_share(held, "validation_accuracy"),
+            validation_accuracy_before=_share(held, "validation_accuracy_before"),
+            seconds=float(held["seconds"]),
+            seed=int(held["seed"]),
+            device=str(held["device"]),
+            versions={str(name): str(version) for name, version in held["versions"].items()},
+            recipe=dict(held["recipe"]),
+            history=tuple(_epoch(stats) for stats in held["history"]),
+            snapshots=read_snapshots(snapshots) if snapshots.is_file() else Snapshots(),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not the record of a run: {type(error).__name__}: {error}") from error
+
+
+def _share(held: dict[str, Any], name: str) -> float | None:
+    return None if held.get(name) is None else float(held[name])
+
+
+def _epoch(held: dict[str, Any]) -> EpochStats:
+    """An epoch's figures, each of the type it should have."""
+    kinds: dict[str, type] = {"phase": str, "epoch": int, "epochs": int, "weights_computed": int, "bytes": int}
+    figures: dict[str, Any] = {}
+    for field in dataclasses.fields(EpochStats):
+        if field.name not in held and field.default is not dataclasses.MISSING:
+            continue
+        missing = field.name in ("accuracy", "bytes") and held[field.name] is None
+        figures[field.name] = None if missing else kinds.get(field.name, float)(held[field.name])
+    return EpochStats(**figures)
