@@ -203,7 +203,8 @@ def test_weights_that_are_not_finite_are_refused_by_name(value):
 def test_nan_in_the_data_stops_with_phase_and_epoch():
     inputs, labels = blobs()
     inputs[100] = math.nan
-    with pytest.raises(TrainingError, match="phase l2, epoch 1 of 1: the data's loss is no longer finite"):
+    message = r"phase l2, epoch 1 of 1, step 2: the data \(inputs of 1 of 64 examples of the batch\) is not finite"
+    with pytest.warns(RuntimeWarning, match=f"{message}; going back"), pytest.raises(TrainingError, match=message):
         compress(mlp(), data=Batches(inputs, labels, 64))
 
 

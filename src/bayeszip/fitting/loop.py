@@ -3,25 +3,40 @@
 for each phase:  reseed? ──► for each epoch:  compact? ──► for each batch:  dials (rates, τ's, σ of the components)
                                                                             loss ──► gradients ──► Adam
                                           └──► EpochStats ──► on_epoch
+
+After each step, epoch and phase the fitting is at rest: `state_dict` then holds all that what follows depends on.
+What is not finite takes it back to the start of the epoch, once, and at lower rates.
 """
 
 import contextlib
+import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.data import Batches as ResidentBatches
-from bayeszip.errors import DataError, RecipeError, TrainingError
+from bayeszip.errors import CheckpointError, DataError, RecipeError, TrainingError
 from bayeszip.fitting.batches import Batches, Inputs, count_batches, on_device, running
 from bayeszip.fitting.evaluation import evaluate
+from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_not_finite
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded
+from bayeszip.fitting.state import (
+    Passes,
+    load_module_state,
+    load_optimizer_state,
+    load_random_state,
+    module_state,
+    optimizer_state,
+    random_state,
+)
 from bayeszip.fitting.steps import PARTS, Loss, Problem, adam, dials_at, take_step
 from bayeszip.fitting.teacher import Teacher
 from bayeszip.variational.compaction import compact, expand
@@ -29,13 +44,19 @@ from bayeszip.variational.distributions import log_alpha
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import MixturePrior
 
-__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Watcher", "fit"]
+__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Moment", "Watcher", "fit"]
+
+#: What has just ended when a fitting is at rest.
+Moment = Literal["step", "epoch", "phase"]
 
 #: log 19: the log α at which the dropout rate σ²/(θ²+σ²) is 0.95, the paper's threshold (app. B).
 PRUNING_LOG_ALPHA = math.log(19)
 
 #: Replayed steps between two looks at the progress: a replay takes less time than a look.
 STEPS_A_LOOK = 50
+
+#: Factor on all learning rates after something was not finite.
+SLOWER = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,9 +90,24 @@ class Watcher:
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         """After each epoch, with the network as it is now."""
 
+    def on_warning(self, message: str) -> None:
+        """Something went wrong, and the training goes on all the same."""
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
     def strength(self) -> float:
         """Factor on τ₁ for the epoch to come, asked before each; 1 unless somebody steers."""
         return 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it must remember when a run is resumed; tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+
+
+class NotFinite(TrainingError):
+    """Caught by the fitting itself, the first time."""
 
 
 class Fitting:
@@ -86,6 +122,7 @@ class Fitting:
         loss: mean negative log-likelihood of a batch, from outputs and targets.
         validation: for the accuracy in `EpochStats`; never trained on.
         watcher: told of batches and epochs.
+        at_rest: called with the fitting after each step, epoch and phase; may take its state, or end it by raising.
 
     Raises:
         RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
@@ -103,9 +140,10 @@ class Fitting:
         loss: Loss = F.cross_entropy,
         validation: Batches | None = None,
         watcher: Watcher | None = None,
+        at_rest: "Callable[[Fitting, Moment], None] | None" = None,
     ) -> None:
         self.batches, self.phases, self.validation = batches, phases, validation
-        self.watcher = watcher or Watcher()
+        self.watcher, self._at_rest = watcher or Watcher(), at_rest
         self.device = next(network.parameters()).device
         weights = tuple(variational_weights(network))
         #: How many weights have a posterior; compaction leaves some of them uncomputed.
@@ -116,11 +154,22 @@ class Fitting:
             self._check_needs(phase)
         #: Where on the way it is: which phase, how many of its epochs are over, how many batches of the next one.
         self.phase_index = self.epoch = self.batch = 0
+        #: All steps so far.
+        self.steps = 0
+        #: On all learning rates; less than 1 after something was not finite.
+        self.rate_factor = 1.0
         #: Of the phase at hand; None before its first step.
         self.optimizer: torch.optim.Optimizer | None = None
         #: The loss's parts over the batches of this epoch so far.
         self.sums = torch.zeros(len(PARTS), device=self.device)
         self._recorded: RecordedSteps | None = None
+        self._passes = Passes(batches)
+        #: On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side.
+        self._source = torch.Generator(self.device) if self.device.type == "cuda" else None
+        self._source_seeded = False
+        self._epoch_began = 0.0
+        #: The state at the start of the epoch, to go back to.
+        self._good: dict[str, Any] | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -135,16 +184,70 @@ class Fitting:
         """Train in place, from where it is to the end.
 
         Raises:
-            TrainingError: the loss is not finite; names the phase and the epoch.
+            TrainingError: something is not finite, for the second time; names it, the phase, the epoch and the step.
         """
         try:
             with _own_stream(self.device), self._noise():
                 while self.phase_index < len(self.phases):
-                    self._run_phase()
+                    try:
+                        self._run_phase()
+                    except NotFinite as error:
+                        self._go_back(error)
         finally:
             # Whatever ends the training, the caller gets the network's own shapes back.
             expand(self.network)
             self.network.eval()
+            self._good = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where on the way it is, and all that the rest of the way depends on. Tensors are the ones in use."""
+        return {
+            "phase": self.phase_index,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "steps": self.steps,
+            "rate_factor": self.rate_factor,
+            "sums": self.sums,
+            "seconds": time.perf_counter() - self._epoch_began if self.batch else 0.0,
+            "network": module_state(self.network),
+            "prior": None if self.problem.prior is None else module_state(self.problem.prior),
+            "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
+            "passes": self._passes.state_dict(),
+            "random": random_state(self._source, *self._passes.generators),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken.
+
+        Raises:
+            CheckpointError: it is of another network, or of other phases.
+        """
+        self.phase_index, self.epoch, self.batch = state["phase"], state["epoch"], state["batch"]
+        epochs = [*(phase.epochs for phase in self.phases), 0]
+        if self.phase_index >= len(epochs) or self.epoch > epochs[self.phase_index]:
+            raise CheckpointError("the checkpoint is further on than these phases go; were they shortened?")
+        self.steps, self.rate_factor = state["steps"], state["rate_factor"]
+        self.sums.copy_(state["sums"])
+        self._epoch_began = time.perf_counter() - state["seconds"]
+        self.load_result(state)
+        self._recorded = self.optimizer = None
+        if state["optimizer"] is not None:
+            self.optimizer = self._new_optimizer()
+            load_optimizer_state(self.optimizer, state["optimizer"])
+        self._passes.load_state_dict(state["passes"])
+        load_random_state(state["random"], self._source, *self._passes.generators)
+        self._source_seeded = True
+
+    def result(self) -> dict[str, Any]:
+        """What is left of it when it is over: the network and the mixture."""
+        prior = self.problem.prior
+        return {"network": module_state(self.network), "prior": None if prior is None else module_state(prior)}
+
+    def load_result(self, state: dict[str, Any]) -> None:
+        """Put the network and the mixture to what they were."""
+        load_module_state(self.network, state["network"])
+        if self.problem.prior is not None and state["prior"] is not None:
+            load_module_state(self.problem.prior, state["prior"])
 
     def _check_needs(self, phase: Phase) -> None:
         if (phase.tau1 or phase.tau2) and not self.n_weights:
@@ -156,12 +259,14 @@ class Fitting:
 
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:
-        """On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side."""
-        if self.device.type != "cuda":
+        """The layers' noise from the source of this fitting, where it has one."""
+        if self._source is None:
             yield
             return
         layers = [layer for layer in self.network.modules() if isinstance(layer, VariationalLayer)]
-        self._source = torch.Generator(self.device).manual_seed(int(torch.randint(2**63 - 1, ())))
+        if not self._source_seeded:
+            self._source.manual_seed(int(torch.randint(2**63 - 1, ())))
+            self._source_seeded = True
         for layer in layers:
             layer.generator = self._source
         try:
@@ -181,17 +286,42 @@ class Fitting:
             self.epoch, self.batch = self.epoch + 1, 0
             self.sums.zero_()
             self.watcher.on_epoch(stats, self.network, self.problem.prior)
+            self._rest("epoch")
         self.optimizer = self._recorded = None
         self.phase_index, self.epoch = self.phase_index + 1, 0
+        self._rest("phase")
+
+    def _rest(self, moment: Moment) -> None:
+        if self._at_rest is not None:
+            self._at_rest(self, moment)
 
     def _begin_phase(self) -> None:
         if self.phase.reseed and self.problem.prior is not None:
             self.problem.prior.reseed(_survivors(self.problem.weights))
-        self.optimizer = adam(self.problem, self.phase)
+        self.optimizer = self._new_optimizer()
         self.watcher.on_phase(self.phase, self.network, self.problem.prior)
 
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = adam(self.problem, self.phase)
+        for group in optimizer.param_groups:
+            group["initial_lr"] *= self.rate_factor
+        return optimizer
+
+    def _go_back(self, error: NotFinite) -> None:
+        """To the start of the epoch, at lower rates; the second time is the last."""
+        if self._good is None or self.rate_factor < 1:
+            raise TrainingError(
+                f"{error}, for the second time. Check the data for NaN, lower the phase's learning rates (--set "
+                f"{self.phase.name}.rate_theta=…), or start from a network that is trained."
+            ) from error
+        self.watcher.on_warning(f"{error}; going back to the start of the epoch, with half the learning rates")
+        self.load_state_dict({**self._good, "rate_factor": SLOWER})
+
     def _run_epoch(self) -> EpochStats:
-        phase, began = self.phase, time.perf_counter()
+        phase = self.phase
+        if not self.batch:
+            self._epoch_began = time.perf_counter()
+        self._good = copy.deepcopy(self.state_dict())
         if phase.compact_every and self.epoch and self.batch == 0 and self.epoch % phase.compact_every == 0:
             compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer)))
             self._recorded = None
@@ -200,14 +330,14 @@ class Fitting:
             self._run_recorded()
         else:
             self._run_batches()
-        self._check_finite(self.sums)
-        self._check_weights()
+        # The last step's loss says nothing of the weights it left.
+        self._check(parts_not_finite(self.sums) or weights_not_finite(self.network), "")
         nll, kl, mixture, hyper_prior = (self.sums / self.batch).tolist()
         return EpochStats(
             phase=phase.name,
             epoch=self.epoch + 1,
             epochs=phase.epochs,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - self._epoch_began,
             nll=nll,
             kl=kl,
             mixture=mixture,
@@ -220,39 +350,43 @@ class Fitting:
     def _run_batches(self) -> None:
         strength = self.watcher.strength()
         n_batches = count_batches(self.batches)
-        for inputs, targets in on_device(self.batches, self.device):
+        for inputs, targets in on_device(self._passes.rest(self.batch), self.device):
             done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
             self._take_step(done, strength, inputs, targets)
-            self.batch += 1
+            self.batch, self.steps = self.batch + 1, self.steps + 1
             self.watcher.on_batch(self.phase, done)
+            self._rest("step")
         if not self.batch:
             raise DataError("the training data gave no batch; check the loader (and drop_last)")
 
     def _take_step(self, done: float, strength: float, inputs: Inputs, targets: Inputs) -> None:
         dials = dials_at(self.phase, done, strength)
         optimizer = cast(torch.optim.Optimizer, self.optimizer)
-        with running(f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}"):
-            parts = take_step(self.problem, self.phase, optimizer, dials, inputs, targets)
-        self.sums += parts
-        # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
-        if self.device.type == "cpu":
-            self._check_finite(parts)
+
+        def inspect(parts: Tensor) -> None:
+            self._check(find_not_finite(self.problem, parts, inputs, targets), f", step {self.batch + 1}")
+
+        with running(self._where()):
+            # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
+            look = inspect if self.device.type == "cpu" else None
+            self.sums += take_step(self.problem, self.phase, optimizer, dials, inputs, targets, look)
 
     def _run_recorded(self) -> None:
         """The same on a GPU that holds the data."""
         phase, batches = self.phase, cast(ResidentBatches, self.batches)
         if self._recorded is None:
-            optimizer = cast(torch.optim.Optimizer, self.optimizer)
-            self._recorded = RecordedSteps(self.problem, phase, optimizer, batches, self._source)
+            optimizer, source = cast(torch.optim.Optimizer, self.optimizer), cast(torch.Generator, self._source)
+            self._recorded = RecordedSteps(self.problem, phase, optimizer, batches, source, self.sums)
 
         def on_step(step: int) -> None:
             if step % STEPS_A_LOOK == 0:
+                self.steps, self.batch = self.steps + step - self.batch, step
                 self.watcher.on_batch(phase, (self.epoch + step / len(batches)) / phase.epochs)
+                self._rest("step")
 
-        with running(f"phase {phase.name}, epoch {self.epoch + 1} of {phase.epochs}"):
-            sums, steps = self._recorded.run_pass(self.epoch, self.watcher.strength(), on_step)
-        self.sums += sums
-        self.batch += steps
+        with running(self._where()):
+            self._recorded.run_pass(self.epoch, self.watcher.strength(), on_step)
+        self.steps, self.batch = self.steps + len(batches) - self.batch, len(batches)
 
     @torch.no_grad()
     def _share_of_zeros(self) -> float:
@@ -267,26 +401,12 @@ class Fitting:
                 alive += (log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA).sum()
         return 1 - alive.item() / self.n_weights
 
-    def _check_finite(self, parts: Tensor) -> None:
-        if torch.isfinite(parts).all():
-            return
-        culprits = [name for name, value in zip(PARTS, parts.tolist(), strict=True) if not math.isfinite(value)]
-        raise self._not_finite(" and ".join(culprits))
+    def _where(self) -> str:
+        return f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}"
 
-    def _check_weights(self) -> None:
-        """The last step's loss says nothing of the weights it left."""
-        names, parameters = zip(*self.network.named_parameters(), strict=True)
-        # All at once: asking a GPU for each would take longer than the answer.
-        finite = torch.stack([torch.isfinite(parameter.detach()).all() for parameter in parameters]).tolist()
-        if not all(finite):
-            raise self._not_finite(names[finite.index(False)])
-
-    def _not_finite(self, what: str) -> TrainingError:
-        return TrainingError(
-            f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}: {what} is no longer finite. "
-            "Check the data for NaN, lower the phase's learning rates (--set "
-            f"{self.phase.name}.rate_theta=…), or start from a network that is trained."
-        )
+    def _check(self, not_finite: str | None, step: str) -> None:
+        if not_finite is not None:
+            raise NotFinite(f"{self._where()}{step}: {not_finite} is not finite")
 
 
 def fit(

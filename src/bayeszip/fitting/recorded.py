@@ -39,6 +39,7 @@ class RecordedSteps:
 
     Args:
         noise: the source of the layers' noise, which a replay must move on.
+        sums: to which every step adds the parts of its loss.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RecordedSteps:
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         noise: torch.Generator,
+        sums: Tensor,
     ) -> None:
         self._problem, self._phase, self._optimizer, self._batches = problem, phase, optimizer, batches
         device = batches.inputs.device
@@ -55,12 +57,11 @@ class RecordedSteps:
         self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
         self._dials = torch.zeros(full, len(Dials._fields), device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self._sums = torch.zeros(4, device=device)
-        self._noise = noise
+        self._noise, self._sums = noise, sums
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run_pass(self, epoch: int, strength: float, on_step: Callable[[int], None]) -> tuple[Tensor, int]:
-        """One pass over the data; returns the sums of the loss's parts and the number of steps they are sums of."""
+    def run_pass(self, epoch: int, strength: float, on_step: Callable[[int], None]) -> None:
+        """One pass over the data, or what is left of it; `on_step` is told how many of its steps are over."""
         order, skip = self._batches.begin_pass()
         if order is None:  # never: `can_be_recorded` asks for shuffled batches
             raise TypeError("batches are not shuffled")
@@ -70,7 +71,6 @@ class RecordedSteps:
             dials_at(self._phase, (epoch + step / steps) / self._phase.epochs, strength) for step in range(steps)
         ]
         self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
-        self._sums.zero_()
         first = skip
         if self._graph is None:
             first = min(skip + WARM_UP, full)
@@ -88,7 +88,6 @@ class RecordedSteps:
         if full < steps:
             self._take(schedule[full], order[full * size :])
         self._batches.end_pass()
-        return self._sums.clone(), steps - skip
 
     def _take(self, dials: Dials, rows: Tensor) -> None:
         inputs, targets = self._batches.select(rows)

@@ -90,9 +90,19 @@ def adam(problem: Problem, phase: Phase) -> torch.optim.Optimizer:
 
 
 def take_step(
-    problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, dials: Dials, inputs: Inputs, targets: Inputs
+    problem: Problem,
+    phase: Phase,
+    optimizer: torch.optim.Optimizer,
+    dials: Dials,
+    inputs: Inputs,
+    targets: Inputs,
+    inspect: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """One step of Adam; returns the loss in its four parts, detached."""
+    """One step of Adam; returns the loss in its four parts, detached.
+
+    Args:
+        inspect: shown the parts when the gradients are there too, and before the weights move.
+    """
     set_dials(problem, phase, optimizer, dials)
     optimizer.zero_grad()
     nll = _data_loss(problem, phase, inputs, targets)
@@ -102,8 +112,11 @@ def take_step(
         total = nll + penalty.total
         parts[1:] = [part.detach() for part in penalty]
     total.backward()
+    stacked = torch.stack(parts)
+    if inspect is not None:
+        inspect(stacked)
     optimizer.step()
-    return torch.stack(parts)
+    return stacked
 
 
 def set_dials(problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, dials: Dials) -> None:

@@ -1,0 +1,224 @@
+"""A fitting taken up anywhere ends, bit for bit, where it would have ended: steps, epochs, phases, compacted or not."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from bayeszip.data import Batches
+from bayeszip.errors import CheckpointError, DataError
+from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher
+from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.fitting.state import Passes, load_module_state, module_state
+from bayeszip.variational import MixturePrior, to_variational
+
+PHASES = (
+    Phase(name="plain", epochs=1, noise=False, rate_theta=1e-3),
+    Phase(name="vd", epochs=3, tau1=1.0, rate_theta=1e-3, rate_log_sigma2=0.2, compact_every=1, distillation=0.5),
+    Phase(name="sws", epochs=2, tau1=1.0, tau2=0.1, rate_theta=1e-3, schedule="cosine", reseed=True, std_first=0.05,
+          std_last=0.01, compact_every=1),
+)  # fmt: skip
+N = 60
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(N, 12, generator=generator)
+    return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
+
+
+class Recorder(Watcher):
+    def __init__(self) -> None:
+        self.epochs: list[EpochStats] = []
+        self.compacted = False
+
+    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        self.epochs.append(stats)
+        self.compacted |= stats.weights_computed < 12 * 16 + 16 * 3 + 19
+
+
+def build(batches, at_rest=None) -> Fitting:
+    torch.manual_seed(0)
+    random.seed(0)
+    network = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+    teacher = copy.deepcopy(network).eval()
+    with torch.no_grad():  # so that there is something to leave out
+        network[0].weight[:, 6:] = 0
+        network[4].weight[:, ::2] = 0
+    to_variational(network, log_sigma2=-7.0)
+    return Fitting(
+        network, batches, PHASES, n_data=N, prior=MixturePrior(5, 0.2), teacher=teacher, watcher=Recorder(),
+        validation=[tensors()], at_rest=at_rest,
+    )  # fmt: skip
+
+
+def resident() -> Batches:
+    return Batches(*tensors(), 16, shuffle=True, seed=3)
+
+
+class Noisy(Dataset):
+    """Draws from every source of random numbers there is."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = tensors()
+        scale = torch.rand(()) + random.random() + np.random.rand()  # noqa: NPY002
+        return inputs[index] * scale.float(), targets[index]
+
+
+LOADERS = {
+    "resident": resident,
+    "in order": lambda: Batches(*tensors(), 16),
+    "list": lambda: list(Batches(*tensors(), 16)),
+    "DataLoader, torch's random numbers": lambda: DataLoader(TensorDataset(*tensors()), 16, shuffle=True),
+    "DataLoader, its own": lambda: DataLoader(
+        TensorDataset(*tensors()), 16, shuffle=True, generator=torch.Generator().manual_seed(2)
+    ),
+    "DataLoader, noisy data": lambda: DataLoader(Noisy(), 16, shuffle=True),
+}
+
+
+def ending(run: Fitting) -> dict:
+    """All there is at the end, as one dictionary of tensors."""
+    found = {**module_state(run.network)["tensors"], **module_state(run.problem.prior)["tensors"]}
+    found["random"] = torch.get_rng_state()
+    return found
+
+
+def figures(run: Fitting) -> list[tuple]:
+    return [tuple(value for name, value in vars(stats).items() if name != "seconds") for stats in run.watcher.epochs]
+
+
+@pytest.fixture(scope="module", params=LOADERS)
+def whole(request):
+    """An uninterrupted run, with the state at each of its moments."""
+    loader, states = LOADERS[request.param], []
+
+    def keep(fitting: Fitting, moment: str) -> None:
+        states.append((moment, copy.deepcopy(fitting.state_dict())))
+
+    np.random.seed(0)  # noqa: NPY002
+    run = build(loader(), keep)
+    run.run()
+    assert run.watcher.compacted
+    return loader, states, ending(run), figures(run)
+
+
+def test_every_step_epoch_and_phase_is_a_moment(whole):
+    _, states, _, _ = whole
+    one_epoch = ["step"] * 4 + ["epoch"]
+    assert [moment for moment, _ in states] == [*one_epoch, "phase", *one_epoch * 3, "phase", *one_epoch * 2, "phase"]
+
+
+def test_taken_up_anywhere_it_ends_the_same(whole):
+    loader, states, expected, history = whole
+    for index, (_, state) in enumerate(states):
+        run = build(loader())
+        torch.manual_seed(77 + index)
+        random.seed(index)
+        run.load_state_dict(state)
+        run.run()
+        found = ending(run)
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), (index, state["epoch"])
+        assert figures(run) == history[len(history) - len(run.watcher.epochs) :]
+
+
+def test_also_from_a_file(whole, tmp_path):
+    loader, states, expected, _ = whole
+    for _, state in states[7::9]:
+        write_checkpoint(tmp_path / "c", state, {})
+        run = build(loader())
+        run.load_state_dict(read_checkpoint(tmp_path / "c").state)
+        run.run()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in ending(run).items())
+
+
+def test_a_state_without_random_numbers_would_not_do(whole):
+    """The comparison above can fail."""
+    loader, states, expected, _ = whole
+    state = states[9][1]
+    run = build(loader())
+    run.load_state_dict(state)
+    torch.manual_seed(5)
+    run.run()
+    assert not torch.equal(run.network[0].weight, expected["0.weight"])
+
+
+def test_workers_give_the_same_batches_again():
+    loader = DataLoader(Noisy(), 16, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(1))
+    passes = Passes(loader)
+    given = passes.rest(0)
+    first = [next(given) for _ in range(2)]
+    state = copy.deepcopy({"passes": passes.state_dict()})
+    rest = list(given)
+    again = Passes(DataLoader(Noisy(), 16, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(9)))
+    again.load_state_dict(state["passes"])
+    repeated = list(again.rest(2))
+    assert len(first) + len(rest) == 4
+    for ours, theirs in zip(rest, repeated, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_loader_that_became_shorter_is_named():
+    passes = Passes([1, 2, 3])
+    iterator = passes.rest(0)
+    next(iterator)
+    shorter = Passes([1])
+    shorter.load_state_dict(passes.state_dict())
+    with pytest.raises(DataError, match="the loader ends after 1 batches, but gave 2 before"):
+        next(shorter.rest(2))
+
+
+def test_another_network_is_refused_by_name():
+    state = module_state(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    with pytest.raises(CheckpointError, match=r"only the checkpoint has a tensor 1\.weight"):
+        load_module_state(nn.Sequential(nn.Linear(2, 2)), state)
+    with pytest.raises(CheckpointError, match=r"only the network has a tensor 2\.weight"):
+        load_module_state(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)), state)
+
+
+def test_buffers_that_no_state_dict_holds_are_held():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    module, other = Counting(), Counting()
+    module.seen += 3
+    load_module_state(other, module_state(module))
+    assert other.seen == 3
+
+
+@pytest.mark.parametrize(("phase", "epoch"), [(1, 4), (4, 0)])
+def test_phases_that_became_shorter_are_noticed(phase, epoch):
+    run = build(resident())
+    with pytest.raises(CheckpointError, match="further on than these phases go"):
+        run.load_state_dict({**run.state_dict(), "phase": phase, "epoch": epoch})
+
+
+def test_channels_last_weights_keep_their_layout():
+    def run_with(at_rest=None) -> Fitting:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+        network, inputs = (thing.to(memory_format=torch.channels_last) for thing in (network, torch.randn(24, 3, 6, 6)))
+        batches = Batches(inputs, torch.arange(24) % 2, 8, shuffle=True)
+        phase = Phase(name="p", epochs=2, noise=False, rate_theta=1e-2)
+        return Fitting(network, batches, (phase,), n_data=24, at_rest=at_rest)
+
+    states = []
+    whole = run_with(lambda fitting, moment: states.append(copy.deepcopy(fitting.state_dict())))
+    whole.run()
+    for state in states[:-1]:
+        # As a file gives it back.
+        held = [{name: value.contiguous() for name, value in entry.items()} for entry in state["optimizer"]]
+        run = run_with()
+        run.load_state_dict({**state, "optimizer": held})
+        run.run()
+        assert all(map(torch.equal, run.network.parameters(), whole.network.parameters()))
