@@ -4,8 +4,9 @@ What changes from step to step lies on the device: the rows of each batch, and t
 step reads the line its own counter points at. Python neither launches kernels nor waits for them within a pass.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class RecordedSteps:
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._noise, self._sums = noise, sums
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._resists = False
 
     def run_pass(self, epoch: int, strength: float, on_step: Callable[[int], None]) -> None:
         """One pass over the data, or what is left of it; `on_step` is told how many of its steps are over."""
@@ -72,11 +74,13 @@ class RecordedSteps:
         ]
         self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
         first = skip
-        if self._graph is None:
+        if self._graph is None and not self._resists:
             first = min(skip + WARM_UP, full)
-            for step in range(skip, first):
-                self._take(schedule[step], order[step * size : (step + 1) * size])
-            self._record()
+            # One thread at a time: the first steps may ask the GPU for what a recording elsewhere does not allow.
+            with _recording, _reduced_precision():
+                for step in range(skip, first):
+                    self._take(schedule[step], self._rows[step])
+                self._record()
         self._counter.fill_(first)
         for step in range(first, full):
             if self._graph is not None:
@@ -97,18 +101,21 @@ class RecordedSteps:
         """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._noise)
+        torch.cuda.current_stream().synchronize()
+        # Other threads go on meanwhile, with recorded steps of their own.
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
-            # Other threads may go on meanwhile, with recorded steps of their own.
-            with (
-                _recording,
-                torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
-            ):
-                line = self._dials.index_select(0, self._counter)[0]
-                rows = self._rows.index_select(0, self._counter)[0]
-                self._counter += 1
-                self._take(self._dials_in(line), rows)
+            line = self._dials.index_select(0, self._counter)[0]
+            rows = self._rows.index_select(0, self._counter)[0]
+            self._counter += 1
+            self._take(self._dials_in(line), rows)
+            graph.capture_end()
         except RuntimeError:
-            torch.cuda.synchronize()
+            self._resists = True
+            # Ends the recording; what was wrong with it is known.
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            torch.cuda.current_stream().synchronize()
             return
         self._graph = graph
 
@@ -117,3 +124,14 @@ class RecordedSteps:
         phase = self._phase
         used = (True, phase.tau1 > 0, phase.tau2 > 0, phase.std_first > 0)
         return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))
+
+
+@contextlib.contextmanager
+def _reduced_precision() -> Iterator[None]:
+    """Matrix products with the precision that torch's convolutions have by default (TF32): weights are noisy here."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

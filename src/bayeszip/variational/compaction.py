@@ -20,17 +20,22 @@ Selection = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.Parameter, Selection], None]) -> None:
+def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.Parameter, Selection], None]) -> bool:
     """Compact every layer that can be, in place; again and again as more weights are pruned.
 
     Args:
         log_alpha_limit: a weight counts as pruned where log α ≥ this.
         on_select: told of each parameter that changed its shape.
+
+    Returns:
+        Whether anything changed.
     """
+    changed = False
     for layer in _compactable_layers(module):
         row_alive, column_alive = _alive(layer, log_alpha_limit)
         if row_alive.all() and column_alive.all():
             continue
+        changed = True
         rows, columns = _indices(row_alive), _indices(column_alive)
         before = layer.live or _everything(layer)
         layer.live = Live(before.rows[rows], before.columns[columns], before.full_shape)
@@ -38,6 +43,7 @@ def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.P
             select = _block(rows, columns) if name.startswith("weight") else _entries(rows)
             parameter.data, parameter.grad = select(parameter.data), None
             on_select(parameter, select)
+    return changed
 
 
 @torch.no_grad()

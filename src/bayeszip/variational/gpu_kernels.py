@@ -17,9 +17,9 @@ __all__ = ["kl_with_slopes", "mixture_with_slopes", "sampled"]
 #: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
 KL_BLOCK = 1024
 SAMPLE_BLOCK = 1024
-MIXTURE_BLOCK = 64
+MIXTURE_BLOCK = 32
 #: Blocks that a program of the second kernel goes through, adding up what concerns the components.
-MIXTURE_ROUNDS = 16
+MIXTURE_ROUNDS = 8
 
 
 def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,9 +201,10 @@ def _mixture(
     offset = tl.load(offsets + component, mask=real, other=-float("inf"))
     scale = tl.load(factor)
     density = tl.zeros((block,), tl.float32)
-    mass = tl.zeros((width,), tl.float32)
-    first = tl.zeros((width,), tl.float32)
-    second = tl.zeros((width,), tl.float32)
+    # Added up for each place in the block and only in the end across them, which threads would have to agree on.
+    mass = tl.zeros((block, width), tl.float32)
+    first = tl.zeros((block, width), tl.float32)
+    second = tl.zeros((block, width), tl.float32)
     for step in range(rounds):
         place = (program * rounds + step) * block + tl.arange(0, block)
         inside = place < size
@@ -217,12 +218,12 @@ def _mixture(
         responsibility = tl.where(inside[:, None], share / total[:, None], 0.0)
         weighted = responsibility * pull
         density += tl.where(inside, largest + tl.log(total), 0.0)
-        mass += tl.sum(responsibility, axis=0)
-        first += tl.sum(weighted, axis=0)
-        second += tl.sum(weighted * pull, axis=0)
+        mass += responsibility
+        first += weighted
+        second += weighted * pull
         tl.store(by_theta + place, -scale * tl.sum(weighted, axis=1), mask=inside)
     line = sums + program * 4 * width + component
     tl.store(line, tl.where(component == 0, tl.sum(density, axis=0), 0.0))
-    tl.store(line + width, mass)
-    tl.store(line + 2 * width, first)
-    tl.store(line + 3 * width, second)
+    tl.store(line + width, tl.sum(mass, axis=0))
+    tl.store(line + 2 * width, tl.sum(first, axis=0))
+    tl.store(line + 3 * width, tl.sum(second, axis=0))
