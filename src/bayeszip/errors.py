@@ -5,6 +5,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "FormatError",
+    "Interrupted",
     "ModelError",
     "OutputError",
     "RecipeError",
@@ -46,6 +47,14 @@ class TargetError(BayeszipError):
 
 class CheckpointError(BayeszipError):
     """A run can't go on from a checkpoint: none is whole, or it belongs to another run."""
+
+
+class Interrupted(BayeszipError):
+    """A run was told by a signal to end; it can be resumed."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 class FormatError(BayeszipError):

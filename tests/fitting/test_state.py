@@ -41,7 +41,7 @@ class Recorder(Watcher):
         self.compacted |= stats.weights_computed < 12 * 16 + 16 * 3 + 19
 
 
-def build(batches, at_rest=None) -> Fitting:
+def build(batches) -> Fitting:
     torch.manual_seed(0)
     random.seed(0)
     network = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
@@ -52,7 +52,7 @@ def build(batches, at_rest=None) -> Fitting:
     to_variational(network, log_sigma2=-7.0)
     return Fitting(
         network, batches, PHASES, n_data=N, prior=MixturePrior(5, 0.2), teacher=teacher, watcher=Recorder(),
-        validation=[tensors()], at_rest=at_rest,
+        validation=[tensors()],
     )  # fmt: skip
 
 
@@ -100,11 +100,9 @@ def whole(request):
     """An uninterrupted run, with the state at each of its moments."""
     loader, states = LOADERS[request.param], []
 
-    def keep(fitting: Fitting, moment: str) -> None:
-        states.append((moment, copy.deepcopy(fitting.state_dict())))
-
     np.random.seed(0)  # noqa: NPY002
-    run = build(loader(), keep)
+    run = build(loader())
+    run.at_rest = lambda moment: states.append((moment, copy.deepcopy(run.state_dict())))
     run.run()
     assert run.watcher.compacted
     return loader, states, ending(run), figures(run)
@@ -204,21 +202,22 @@ def test_phases_that_became_shorter_are_noticed(phase, epoch):
 
 
 def test_channels_last_weights_keep_their_layout():
-    def run_with(at_rest=None) -> Fitting:
+    def build_one() -> Fitting:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
         network, inputs = (thing.to(memory_format=torch.channels_last) for thing in (network, torch.randn(24, 3, 6, 6)))
         batches = Batches(inputs, torch.arange(24) % 2, 8, shuffle=True)
         phase = Phase(name="p", epochs=2, noise=False, rate_theta=1e-2)
-        return Fitting(network, batches, (phase,), n_data=24, at_rest=at_rest)
+        return Fitting(network, batches, (phase,), n_data=24)
 
     states = []
-    whole = run_with(lambda fitting, moment: states.append(copy.deepcopy(fitting.state_dict())))
+    whole = build_one()
+    whole.at_rest = lambda moment: states.append(copy.deepcopy(whole.state_dict()))
     whole.run()
     for state in states[:-1]:
         # As a file gives it back.
         held = [{name: value.contiguous() for name, value in entry.items()} for entry in state["optimizer"]]
-        run = run_with()
+        run = build_one()
         run.load_state_dict({**state, "optimizer": held})
         run.run()
         assert all(map(torch.equal, run.network.parameters(), whole.network.parameters()))

@@ -98,6 +98,10 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes work in the folder."""
         self._lock.release()
 
     def save(self, state: State, conditions: State) -> Path:

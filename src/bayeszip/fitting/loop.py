@@ -122,7 +122,7 @@ class Fitting:
         loss: mean negative log-likelihood of a batch, from outputs and targets.
         validation: for the accuracy in `EpochStats`; never trained on.
         watcher: told of batches and epochs.
-        at_rest: called with the fitting after each step, epoch and phase; may take its state, or end it by raising.
+        at_rest: called after each step, epoch and phase; may take the state, or end the training by raising.
 
     Raises:
         RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
@@ -140,10 +140,10 @@ class Fitting:
         loss: Loss = F.cross_entropy,
         validation: Batches | None = None,
         watcher: Watcher | None = None,
-        at_rest: "Callable[[Fitting, Moment], None] | None" = None,
+        at_rest: Callable[[Moment], None] | None = None,
     ) -> None:
         self.batches, self.phases, self.validation = batches, phases, validation
-        self.watcher, self._at_rest = watcher or Watcher(), at_rest
+        self.watcher, self.at_rest = watcher or Watcher(), at_rest
         self.device = next(network.parameters()).device
         weights = tuple(variational_weights(network))
         #: How many weights have a posterior; compaction leaves some of them uncomputed.
@@ -292,8 +292,8 @@ class Fitting:
         self._rest("phase")
 
     def _rest(self, moment: Moment) -> None:
-        if self._at_rest is not None:
-            self._at_rest(self, moment)
+        if self.at_rest is not None:
+            self.at_rest(moment)
 
     def _begin_phase(self) -> None:
         if self.phase.reseed and self.problem.prior is not None:

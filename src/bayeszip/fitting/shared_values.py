@@ -5,7 +5,7 @@ they are kept sorted by symbol, so that this sum runs over consecutive stretches
 on a GPU.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,10 @@ class SharedValues(nn.Module):
     def train(self, mode: bool = True) -> "SharedValues":
         self._network[0].train(mode)
         return super().train(mode)
+
+    def named_buffers(self, *args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
+        """Those of the network: its running statistics go on."""
+        return self._network[0].named_buffers(*args, **options)
 
     def codebook(self) -> np.ndarray:
         """The values as they are now, 0.0 in front."""
