@@ -15,9 +15,12 @@ __all__ = [
     "checked_batch",
     "count_batches",
     "count_examples",
+    "in_parts",
     "on_device",
     "outputs_of",
+    "rows",
     "running",
+    "sliced",
 ]
 
 #: What a network is called with: one tensor, or several in order.
@@ -76,14 +79,42 @@ def count_examples(batches: Batches) -> int:
     for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
         if isinstance(source, Sized):
             return len(source)
-    total = sum(_rows(checked_batch(batch)[1]) for batch in batches)
+    total = sum(rows(checked_batch(batch)[1]) for batch in batches)
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total
 
 
-def _rows(part: Inputs) -> int:
+def rows(part: Inputs) -> int:
+    """How many examples it holds."""
     return len(part if isinstance(part, Tensor) else part[0])
+
+
+def sliced(part: Inputs, n: int, low: int, high: int) -> Inputs:
+    """The examples from `low` up to `high` of n.
+
+    Raises:
+        DataError: a tensor has another number of rows.
+    """
+    for tensor in (part,) if isinstance(part, Tensor) else part:
+        if not tensor.dim() or len(tensor) != n:
+            raise DataError(
+                f"a batch of {n} targets has a tensor of shape {tuple(tensor.shape)}; to be divided, every tensor of a "
+                "batch needs an example in each row"
+            )
+    return part[low:high] if isinstance(part, Tensor) else tuple(tensor[low:high] for tensor in part)
+
+
+def in_parts(count: int, *batch: Inputs) -> Iterator[tuple[float, tuple[Inputs, ...]]]:
+    """The batch in at most `count` parts of even size, each after its share of the examples."""
+    n = rows(batch[0])
+    count = max(1, min(count, n))
+    if count == 1:
+        yield 1.0, batch
+        return
+    for part in range(count):
+        low, high = part * n // count, (part + 1) * n // count
+        yield (high - low) / n, tuple(sliced(tensors, n, low, high) for tensors in batch)
 
 
 def count_batches(batches: Batches) -> int:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from bayeszip.data import Batches as ResidentBatches
-from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Batches, Inputs, checked_batch
+from bayeszip.fitting.batches import Batches, Inputs, checked_batch, rows, sliced
 
 __all__ = ["LoaderShare", "ResidentShare", "Shared", "SlicedShare", "checksum"]
 
@@ -114,28 +113,14 @@ class SlicedShare:
             inputs, targets = checked_batch(batch)
             if index == 0:
                 self._check_alike(
-                    {"the first batch": _tensors(targets)[0]},
-                    "a loader that is no torch DataLoader must give every process the same batches",
+                    {"the first batch": targets if isinstance(targets, Tensor) else targets[0]},
+                    "a loader other than torch's DataLoader must give every process the same batches",
                 )
-            n = len(_tensors(targets)[0])
+            n = rows(targets)
             low, high = _bounds(n, self._rank, self._processes)
             self._tell((high - low) / n if n else 0.0)
-            yield _slice(inputs, n, low, high), _slice(targets, n, low, high)
+            yield sliced(inputs, n, low, high), sliced(targets, n, low, high)
 
 
 #: A loader of shares.
 Shared = ResidentShare | LoaderShare | SlicedShare
-
-
-def _tensors(part: Inputs) -> tuple[Tensor, ...]:
-    return (part,) if isinstance(part, Tensor) else part
-
-
-def _slice(part: Inputs, n: int, low: int, high: int) -> Inputs:
-    for tensor in _tensors(part):
-        if not tensor.dim() or len(tensor) != n:
-            raise DataError(
-                f"a batch of {n} targets has a tensor of shape {tuple(tensor.shape)}; for several processes to share "
-                "it, every tensor of a batch needs an example in each row"
-            )
-    return part[low:high] if isinstance(part, Tensor) else tuple(tensor[low:high] for tensor in part)

@@ -1,13 +1,14 @@
 """One step of training: the scheduled values at it, the loss in its parts, Adam."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip.fitting.batches import Inputs, outputs_of
+from bayeszip.fitting.batches import Inputs, in_parts, outputs_of
+from bayeszip.fitting.engine import Engine, SingleProcess
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
 from bayeszip.fitting.teacher import Teacher, imitation
@@ -21,6 +22,10 @@ Loss = Callable[[Any, Any], Tensor]
 
 #: The parts of the loss, as `take_step` returns them.
 PARTS = ("the data's loss", "the divergence", "the mixture", "the hyper-prior")
+
+
+#: What a step runs on if nothing is said.
+ALONE = SingleProcess(torch.device("cpu"))
 
 
 class Dials(NamedTuple):
@@ -97,26 +102,53 @@ def take_step(
     inputs: Inputs,
     targets: Inputs,
     inspect: Callable[[Tensor], None] | None = None,
+    engine: Engine = ALONE,
 ) -> Tensor:
     """One step of Adam; returns the loss in its four parts, detached.
 
     Args:
         inspect: shown the parts when the gradients are there too, and before the weights move.
+        engine: what it runs on; `inputs` and `targets` are this process's share of the batch.
     """
     set_dials(problem, phase, optimizer, dials)
     optimizer.zero_grad()
-    nll = _data_loss(problem, phase, inputs, targets)
+    parts = _backward(problem, phase, dials, inputs, targets, engine)
+    if engine.processes > 1:
+        engine.add_up([*_gradients(optimizer), parts])
+    if inspect is not None:
+        inspect(parts)
+    optimizer.step()
+    return parts
+
+
+def _backward(problem: Problem, phase: Phase, dials: Dials, inputs: Inputs, targets: Inputs, engine: Engine) -> Tensor:
+    """Gradients of this process's part of the loss; returns its four parts, detached."""
+    losses = _data_losses(problem, phase, inputs, targets, engine)
+    nll = next(losses, None)
+    if nll is None:
+        nll = torch.zeros((), device=next(problem.network.parameters()).device)
     total, parts = nll, [nll.detach().float(), *torch.zeros(3, device=nll.device)]
     if problem.weights:
-        penalty = regularizer(problem.weights, problem.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=problem.n_data)
+        # Every process adds its part of the priors' gradient, so that the sum over all has it once.
+        n_data = problem.n_data * engine.processes
+        penalty = regularizer(problem.weights, problem.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=n_data)
         total = nll + penalty.total
         parts[1:] = [part.detach() for part in penalty]
-    total.backward()
-    stacked = torch.stack(parts)
-    if inspect is not None:
-        inspect(stacked)
-    optimizer.step()
-    return stacked
+    if total.requires_grad:
+        total.backward()
+    for nll in losses:
+        nll.backward()
+        parts[0] = parts[0] + nll.detach().float()
+    return torch.stack(parts)
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """One for each parameter; what this process's share did not touch has a gradient of 0."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            yield parameter.grad
 
 
 def set_dials(problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, dials: Dials) -> None:
@@ -131,11 +163,25 @@ def set_dials(problem: Problem, phase: Phase, optimizer: torch.optim.Optimizer, 
         problem.prior.tighten(dials.std)
 
 
-def _data_loss(problem: Problem, phase: Phase, inputs: Inputs, targets: Inputs) -> Tensor:
+def _data_losses(problem: Problem, phase: Phase, inputs: Inputs, targets: Inputs, engine: Engine) -> Iterator[Tensor]:
+    """The data's loss, part by part of this process's share, each weighted by what it is of the batch."""
+    if not engine.weight:
+        return
+    taught: tuple[Inputs, ...] = ()
+    if phase.distillation and problem.teacher is not None:
+        with engine.autocast():
+            taught = (problem.teacher.outputs(inputs),)
+    for share, (part, answers, *lesson) in in_parts(engine.accumulate, inputs, targets, *taught):
+        with engine.autocast():
+            loss = _data_loss(problem, phase, part, answers, cast(Tensor, lesson[0]) if lesson else None)
+        weight = share * engine.weight
+        yield loss if weight == 1 else loss * weight
+
+
+def _data_loss(problem: Problem, phase: Phase, inputs: Inputs, targets: Inputs, taught: Tensor | None) -> Tensor:
     outputs = outputs_of(problem.network, inputs)
     nll = problem.loss(outputs, targets)
-    if not phase.distillation or problem.teacher is None:
+    if taught is None:
         return nll
-    taught = problem.teacher.outputs(inputs)
     copied = imitation(outputs, taught, targets, phase.distillation_temperature)
     return (1 - phase.distillation) * nll + phase.distillation * copied
