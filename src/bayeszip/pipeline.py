@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayeszip import codec, graph, models
-from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
+from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError, TargetError
 from bayeszip.files import read_file, write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
 from bayeszip.fitting.batches import Batches, checked_batch
@@ -29,6 +29,15 @@ from bayeszip.quantize import Precision, Quantization, bounded, cluster, quantiz
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result, coded, coder_of, write_weights
+from bayeszip.targets import (
+    AccuracySteering,
+    ByteSteering,
+    Steering,
+    Target,
+    largest_within,
+    smallest_accurate,
+    within_bytes,
+)
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import (
     MixturePrior,
@@ -70,6 +79,9 @@ def compress(
     example_inputs: Sequence[Tensor] | None = None,
     pretrain: bool = False,
     watcher: Watcher | None = None,
+    max_bytes: int | None = None,
+    min_ratio: float | None = None,
+    max_accuracy_drop: float | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
@@ -84,15 +96,22 @@ def compress(
         example_inputs: the network's inputs, to trace it with; by default those of the first batch.
         pretrain: first run the recipe's pretraining, for a network that comes without weights.
         watcher: told of batches and epochs; by default a progress display on standard error.
+        max_bytes, min_ratio, max_accuracy_drop: a target instead of a knob, at most one of them; τ₁ is then found
+            during the training. The file has at most so many bytes, and not many fewer; or is so many times smaller;
+            or its network loses at most so many percentage points of accuracy on the validation data.
 
     Raises:
         ModelError, DataError, RecipeError, TrainingError: with what is wrong and what to do.
+        TargetError: the target is out of reach; says so before the training where that is certain.
     """
     began = time.perf_counter()
+    target = Target.of(max_bytes, min_ratio, max_accuracy_drop)
+    if max_accuracy_drop is not None and val_loader is None:
+        raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
     settings = named_recipe(recipe).scaled()
-    target = resolve_device(device)
+    hardware = resolve_device(device)
     check_materialized(model)
-    network = copy.deepcopy(model).to(target)
+    network = copy.deepcopy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
     with _seeded(seed, network), _watching(watcher, settings, pretrain) as watching:
@@ -103,27 +122,32 @@ def compress(
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
         prior = _start_prior(network, settings)
+        ending = _Ending(training, network, teacher, examples, settings)
+        if target is not None:
+            training.bookkeeper.inner = _steering(target, watching, network, ending, accuracy_before)
         training.fit(network, settings.phases, prior, teacher)
+        strength = training.bookkeeper.strength() / watching.strength()
         posterior = Posterior.of(network, prior)
         to_stock(network)
-        quantized = quantize(posterior, settings.quantization)
-        write_weights(network, quantized)
-        if settings.closing.epochs:
-            quantized = _train_shared_values(training, network, quantized, teacher, settings)
-    result = Form(network.cpu(), examples, settings.coding).code(quantized)
-    return dataclasses.replace(
+        result = _towards(target, posterior, ending, accuracy_before)
+    result = dataclasses.replace(
         result,
-        accuracy=None if val_loader is None else evaluate(result.network(), val_loader, cast=True),
         fit=Fit(
             recipe=settings,
             seed=seed,
             conversion=conversion,
             accuracy_before=accuracy_before,
             seconds=time.perf_counter() - began,
-            device=_device_name(target),
+            device=_device_name(hardware),
             history=tuple(training.bookkeeper.history),
+            target=str(target) if target else None,
+            strength=strength,
         ),
     )
+    missed = target.missed_by(result, accuracy_before) if target else None
+    if missed:
+        raise TargetError(missed, result)
+    return result
 
 
 def pack(
@@ -377,22 +401,93 @@ def _start_prior(network: nn.Module, settings: Recipe) -> MixturePrior | None:
     return prior.to(weights.device)
 
 
-def _train_shared_values(
-    training: _Training,
-    network: nn.Module,
-    quantized: dict[str, QuantizedTensor],
-    teacher: nn.Module,
-    settings: Recipe,
-) -> dict[str, QuantizedTensor]:
-    """The closing step: the same symbols, better values."""
-    if len(next(iter(quantized.values())).codebook) == 1:
+@dataclass(frozen=True)
+class _Ending:
+    """From symbols to a file: the shared values trained, dead units dropped, coded."""
+
+    training: _Training
+    network: nn.Module
+    teacher: nn.Module
+    examples: tuple[Tensor, ...]
+    settings: Recipe
+
+    def form(self, network: nn.Module) -> Form:
+        """A copy of `network`, ready to be coded."""
+        return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+
+    def finish(
+        self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
+    ) -> Result:
+        """Leaves `network` as it is, so that other symbols can be tried."""
+        network = copy.deepcopy(self.network)
+        write_weights(network, quantized)
+        quantized = self._with_trained_values(network, quantized)
+        form = self.form(network)
+        if budget is not None:
+            # Other values may take a few bytes more.
+            quantized = largest_within(quantized, posterior, form.size, budget)
+        result = form.code(quantized)
+        validation = self.training.validation
+        accuracy = None if validation is None else evaluate(result.network(), validation, cast=True)
+        return dataclasses.replace(result, accuracy=accuracy)
+
+    def _with_trained_values(
+        self, network: nn.Module, quantized: Mapping[str, QuantizedTensor]
+    ) -> Mapping[str, QuantizedTensor]:
+        """The closing step: the same symbols, better values."""
+        closing = self.settings.closing
+        if not closing.epochs or len(next(iter(quantized.values())).codebook) == 1:
+            return quantized
+        shared = SharedValues(network, quantized)
+        self.training.fit(shared, (closing,), teacher=self.teacher)
+        codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
+        quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
+        write_weights(network, quantized)
         return quantized
-    shared = SharedValues(network, quantized)
-    training.fit(shared, (settings.closing,), teacher=teacher)
-    codebook = round_codebook(shared.codebook(), settings.quantization.codebook_bits)
-    quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
-    write_weights(network, quantized)
-    return quantized
+
+
+def _steering(
+    target: Target, watching: Watcher, network: nn.Module, ending: _Ending, accuracy_before: float | None
+) -> Steering:
+    """Towards the target.
+
+    Raises:
+        TargetError: it can't be reached, whatever the training does.
+    """
+    settings = ending.settings
+    budget = target.budget(models.parameter_count(ending.teacher))
+    if budget is None:
+        drop = (target.max_accuracy_drop or 0.0) / 100
+        return AccuracySteering(watching, settings.phases, floor=(accuracy_before or 0.0) - drop, drop=drop)
+    form, weights = ending.form(ending.teacher), tuple(variational_weights(network))
+    shapes = {weight.name: weight.theta.shape for weight in weights}
+    nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
+    largest_within(nothing, Posterior.of(network), form.size, budget)
+    ones = {name: QuantizedTensor(np.ones(shape, np.uint8), np.arange(2.0)) for name, shape in shapes.items()}
+    coder, options = coder_of(settings.coding)
+    # What a file takes beside its weights; those of a network that is being compacted have other shapes.
+    beside = form.size(ones) - codec.measure(CompressedModel(ones), coder, **options)
+    return ByteSteering(
+        watching,
+        settings.phases,
+        budget=budget,
+        size=lambda quantized: beside + codec.measure(CompressedModel(dict(quantized)), coder, **options),
+        how=settings.quantization,
+        components=settings.mixture.components,
+    )
+
+
+def _towards(target: Target | None, posterior: Posterior, ending: _Ending, accuracy_before: float | None) -> Result:
+    """Quantized as the recipe says, or so that the file keeps to the target."""
+    how = ending.settings.quantization
+    if target is None:
+        return ending.finish(quantize(posterior, how), posterior)
+    budget = target.budget(models.parameter_count(ending.network))
+    if budget is None:
+        floor = (accuracy_before or 0.0) - (target.max_accuracy_drop or 0.0) / 100
+        return smallest_accurate(posterior, how, lambda symbols: ending.finish(symbols, posterior), floor)
+    symbols = within_bytes(posterior, how, ending.form(ending.network).size, budget)
+    return ending.finish(symbols, posterior, budget)
 
 
 def _weights_of(network: nn.Module) -> dict[str, Tensor]:

@@ -31,6 +31,9 @@ class Fit:
     #: What it was trained on.
     device: str
     history: tuple[EpochStats, ...] = field(repr=False)
+    #: What the file was to keep to, and the factor on τ₁ that training towards it came to.
+    target: str | None = None
+    strength: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Result:
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.fit is not None:
             yield "recipe", f"{self.fit.recipe.name}, seed {self.fit.seed}"
+            if self.fit.target:
+                yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
             yield "time", f"{self.fit.seconds:.0f} s"
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"

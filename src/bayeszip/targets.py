@@ -23,11 +23,22 @@ from bayeszip.fitting import EpochStats, Phase, Watcher
 from bayeszip.fitting.schedules import SCHEDULES
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim
+from bayeszip.result import Result
+from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior, variational_weights
 from bayeszip.variational.objective import kl_sum
 
-__all__ = ["AccuracySteering", "ByteSteering", "Steering", "Target", "largest_within", "parse_bytes", "within_bytes"]
+__all__ = [
+    "AccuracySteering",
+    "ByteSteering",
+    "Steering",
+    "Target",
+    "largest_within",
+    "parse_bytes",
+    "smallest_accurate",
+    "within_bytes",
+]
 
 Quantized = Mapping[str, QuantizedTensor]
 
@@ -55,6 +66,8 @@ CUT = 1.12
 ENOUGH = 0.97
 #: More shared values than this are no longer shared.
 MOST_VALUES = 4096
+#: For an accuracy to keep: how many files are tried, how far apart they are at first, and when they are close enough.
+TRIALS, STRIDE, CLOSE = 6, 1.25, 1.04
 
 
 @dataclass(frozen=True)
@@ -96,11 +109,32 @@ class Target:
             return None
         return cls(max_bytes, min_ratio, max_accuracy_drop)
 
+    def __str__(self) -> str:
+        if self.max_bytes is not None:
+            return f"at most {self.max_bytes:,} bytes"
+        if self.min_ratio is not None:
+            return f"at least {self.min_ratio:g} times smaller"
+        return f"at most {self.max_accuracy_drop:g} points of accuracy lost"
+
     def budget(self, parameters: int) -> int | None:
         """The most bytes that a network of so many parameters may take; None: that is not what counts."""
         if self.min_ratio is not None:
             return int(4 * parameters / self.min_ratio)
         return self.max_bytes
+
+    def missed_by(self, result: Result, accuracy_before: float | None) -> str | None:
+        """How a result misses the target, and what to do; None if it doesn't."""
+        budget = self.budget(result.compressed.original_parameters or 0)
+        if budget is not None:
+            return None if result.bytes <= budget else f"the file has {result.bytes:,} bytes, more than {budget:,}"
+        drop = 100 * ((accuracy_before or 0.0) - (result.accuracy or 0.0))
+        if self.max_accuracy_drop is None or drop <= self.max_accuracy_drop + 1e-9:
+            return None
+        return (
+            f"the most accurate of the files tried loses {drop:.2f} points on the validation data, more than "
+            f"{self.max_accuracy_drop:g}, at {show_bytes(result.bytes)}. Allow a larger drop, train longer "
+            "(epochs_scale), lower τ₁ (all.tau1), or take more shared values (mixture.components)"
+        )
 
 
 def parse_bytes(text: str) -> int:
@@ -301,3 +335,49 @@ def largest_within(quantized: Quantized, posterior: Posterior, size: Size, budge
         else:
             high = middle
     return best
+
+
+def smallest_accurate(
+    posterior: Posterior, how: Quantization, finish: Callable[[Quantized], Result], floor: float
+) -> Result:
+    """The smallest of a few files whose accuracy is at least `floor`, or if none is, the most accurate.
+
+    Args:
+        finish: trains the shared values of a quantized network and codes it.
+    """
+    loose = quantize(posterior, dataclasses.replace(how, prune_rate=1.0) if how.assignment == "mixture" else how)
+    most = sum(tensor.nonzero for tensor in loose.values())
+    kept = sum(tensor.nonzero for tensor in quantize(posterior, how).values())
+    too_few, enough = 0, math.inf
+    best: Result | None = None
+    for _ in range(TRIALS):
+        result = finish(trim(loose, posterior, kept))
+        if _accuracy(result) >= floor:
+            enough = min(enough, kept)
+        else:
+            too_few = max(too_few, kept)
+        if best is None or _is_better(result, best, floor):
+            best = result
+        if too_few >= most or enough <= CLOSE * too_few or kept <= 1:
+            break
+        kept = _next_count(too_few, enough, most)
+    if best is None:  # never: there is at least one trial
+        raise TypeError(TRIALS)
+    return best
+
+
+def _next_count(too_few: float, enough: float, most: int) -> int:
+    if enough == math.inf:
+        return min(most, math.ceil(STRIDE * too_few))
+    return int(enough / STRIDE) if too_few == 0 else int(math.sqrt(too_few * enough))
+
+
+def _is_better(one: Result, other: Result, floor: float) -> bool:
+    """Accurate and smaller; or at least more accurate."""
+    if min(_accuracy(one), _accuracy(other)) >= floor:
+        return one.bytes < other.bytes
+    return _accuracy(one) > _accuracy(other)
+
+
+def _accuracy(result: Result) -> float:
+    return 0.0 if result.accuracy is None else result.accuracy
