@@ -38,6 +38,8 @@ class ManyProcesses:
         ModelError: accelerate is not installed, or the processes can't reach each other.
     """
 
+    is_plain = False
+
     def __init__(self, device: torch.device, mixed_precision: str, accumulate: int, seed: int) -> None:
         self._accelerator = _accelerator(device, mixed_precision, seed)
         self.accumulate = accumulate

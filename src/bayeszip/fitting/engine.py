@@ -33,6 +33,8 @@ class Engine(Protocol):
     accumulate: int
     #: Whether this process writes, prints and measures. Exactly one does.
     is_main: bool
+    #: Whether a step is nothing but itself, so that it can be recorded and replayed.
+    is_plain: bool
     #: The part that this process has of the batch given last; 0 if the batch was too small for all.
     weight: float
 
@@ -80,6 +82,7 @@ class SingleProcess:
 
     def __init__(self, device: torch.device, mixed_precision: str = "no", accumulate: int = 1) -> None:
         self._device, self._mixed_precision, self.accumulate = device, mixed_precision, accumulate
+        self.is_plain = mixed_precision == "no" and accumulate == 1
 
     def share(self, batches: Batches) -> Batches:
         return batches

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bayeszip.data import Batches as ResidentBatches
 from bayeszip.errors import CheckpointError, DataError, RecipeError, TrainingError
 from bayeszip.fitting.batches import Batches, Inputs, count_batches, on_device, running
+from bayeszip.fitting.engine import Engine, SingleProcess
 from bayeszip.fitting.evaluation import evaluate
 from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_not_finite
 from bayeszip.fitting.phases import Phase
@@ -123,6 +124,7 @@ class Fitting:
         validation: for the accuracy in `EpochStats`; never trained on.
         watcher: told of batches and epochs.
         at_rest: called after each step, epoch and phase; may take the state, or end the training by raising.
+        engine: what it runs on; by default this process alone.
 
     Raises:
         RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
@@ -141,10 +143,12 @@ class Fitting:
         validation: Batches | None = None,
         watcher: Watcher | None = None,
         at_rest: Callable[[Moment], None] | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        self.batches, self.phases, self.validation = batches, phases, validation
-        self.watcher, self.at_rest = watcher or Watcher(), at_rest
         self.device = next(network.parameters()).device
+        self.engine = engine or SingleProcess(self.device)
+        self.batches, self.phases, self.validation = self.engine.share(batches), phases, validation
+        self.watcher, self.at_rest = watcher or Watcher(), at_rest
         weights = tuple(variational_weights(network))
         #: How many weights have a posterior; compaction leaves some of them uncomputed.
         self.n_weights = sum(weight.theta.numel() for weight in weights)
@@ -163,7 +167,7 @@ class Fitting:
         #: The loss's parts over the batches of this epoch so far.
         self.sums = torch.zeros(len(PARTS), device=self.device)
         self._recorded: RecordedSteps | None = None
-        self._passes = Passes(batches)
+        self._passes = Passes(self.batches)
         #: On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side.
         self._source = torch.Generator(self.device) if self.device.type == "cuda" else None
         self._source_seeded = False
@@ -186,6 +190,8 @@ class Fitting:
         Raises:
             TrainingError: something is not finite, for the second time; names it, the phase, the epoch and the step.
         """
+        prior = self.problem.prior
+        self.engine.begin(self.network, *([] if prior is None else [prior]))
         try:
             with _own_stream(self.device), self._noise():
                 while self.phase_index < len(self.phases):
@@ -264,7 +270,8 @@ class Fitting:
             yield
             return
         layers = [layer for layer in self.network.modules() if isinstance(layer, VariationalLayer)]
-        if not self._source_seeded:
+        # A checkpoint holds the main process's source, which the others must not share.
+        if not self._source_seeded or not self.engine.is_main:
             self._source.manual_seed(int(torch.randint(2**63 - 1, ())))
             self._source_seeded = True
         for layer in layers:
@@ -323,15 +330,18 @@ class Fitting:
             self._epoch_began = time.perf_counter()
         self._good = copy.deepcopy(self.state_dict())
         if phase.compact_every and self.epoch and self.batch == 0 and self.epoch % phase.compact_every == 0:
-            compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer)))
-            self._recorded = None
+            if compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer))):
+                self._recorded = None
+            self._check_alike()
         self.network.train()
-        if can_be_recorded(self.batches, self.device):
+        if self.engine.is_plain and can_be_recorded(self.batches, self.device):
             self._run_recorded()
         else:
             self._run_batches()
         # The last step's loss says nothing of the weights it left.
         self._check(parts_not_finite(self.sums) or weights_not_finite(self.network), "")
+        self.engine.level_buffers(self.network)
+        self._check_alike()
         nll, kl, mixture, hyper_prior = (self.sums / self.batch).tolist()
         return EpochStats(
             phase=phase.name,
@@ -342,13 +352,33 @@ class Fitting:
             kl=kl,
             mixture=mixture,
             hyper_prior=hyper_prior,
-            accuracy=None if self.validation is None else evaluate(self.network, self.validation),
+            accuracy=self._accuracy(),
             zeros=self._share_of_zeros(),
             weights_computed=sum(weight.theta.numel() for weight in self.problem.weights),
         )
 
+    def _accuracy(self) -> float | None:
+        validation = self.validation
+        return None if validation is None else self.engine.from_main(lambda: evaluate(self.network, validation))
+
+    def _check_alike(self) -> None:
+        """All processes must hold the same network, mixture and optimizer."""
+        if self.engine.processes == 1:
+            return
+        optimizer = cast(torch.optim.Optimizer, self.optimizer)
+        modules = {"the network": self.network, "the mixture": self.problem.prior}
+        held = {
+            f"{name} of {owner}": tensor
+            for owner, module in modules.items()
+            if module is not None
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
+        for index, state in enumerate(optimizer_state(optimizer)):
+            held |= {f"Adam's {name} {index}": value for name, value in state.items() if isinstance(value, Tensor)}
+        self.engine.check_alike(held, self._where())
+
     def _run_batches(self) -> None:
-        strength = self.watcher.strength()
+        strength = self.engine.from_main(self.watcher.strength)
         n_batches = count_batches(self.batches)
         for inputs, targets in on_device(self._passes.rest(self.batch), self.device):
             done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
@@ -369,7 +399,7 @@ class Fitting:
         with running(self._where()):
             # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
             look = inspect if self.device.type == "cpu" else None
-            self.sums += take_step(self.problem, self.phase, optimizer, dials, inputs, targets, look)
+            self.sums += take_step(self.problem, self.phase, optimizer, dials, inputs, targets, look, self.engine)
 
     def _run_recorded(self) -> None:
         """The same on a GPU that holds the data."""
@@ -420,6 +450,7 @@ def fit(
     loss: Loss = F.cross_entropy,
     validation: Batches | None = None,
     watcher: Watcher | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; see `Fitting`."""
     Fitting(
@@ -432,6 +463,7 @@ def fit(
         loss=loss,
         validation=validation,
         watcher=watcher,
+        engine=engine,
     ).run()
 
 
