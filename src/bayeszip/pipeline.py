@@ -5,9 +5,11 @@ import copy
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor, nn
 from bayeszip import codec, graph, models
 from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError, TargetError
 from bayeszip.files import read_file, write_atomically
-from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
+from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher, count_examples, evaluate
 from bayeszip.fitting.batches import Batches, checked_batch
+from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
+from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.steps import Loss
 from bayeszip.graph.proof import random_inputs
@@ -29,6 +33,7 @@ from bayeszip.quantize import Precision, Quantization, bounded, cluster, quantiz
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result, coded, coder_of, write_weights
+from bayeszip.settings import to_dict
 from bayeszip.targets import (
     AccuracySteering,
     ByteSteering,
@@ -82,6 +87,8 @@ def compress(
     max_bytes: int | None = None,
     min_ratio: float | None = None,
     max_accuracy_drop: float | None = None,
+    checkpoints: str | os.PathLike[str] | Checkpointing | None = None,
+    resume: bool = False,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
@@ -99,12 +106,16 @@ def compress(
         max_bytes, min_ratio, max_accuracy_drop: a target instead of a knob, at most one of them; τ₁ is then found
             during the training. The file has at most so many bytes, and not many fewer; or is so many times smaller;
             or its network loses at most so many percentage points of accuracy on the validation data.
+        checkpoints: a folder in which to save the run, each 5 minutes and between phases, or `Checkpointing`. SIGTERM
+            then ends the run when its state is saved.
+        resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
+            a run that was never interrupted.
 
     Raises:
         ModelError, DataError, RecipeError, TrainingError: with what is wrong and what to do.
+        CheckpointError: `checkpoints` holds another run, or this one under other conditions; says which.
         TargetError: the target is out of reach; says so before the training where that is certain.
     """
-    began = time.perf_counter()
     target = Target.of(max_bytes, min_ratio, max_accuracy_drop)
     if max_accuracy_drop is not None and val_loader is None:
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
@@ -114,8 +125,13 @@ def compress(
     network = copy.deepcopy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
-    with _seeded(seed, network), _watching(watcher, settings, pretrain) as watching:
-        training = _Training(train_loader, n_data, loss, val_loader, _Bookkeeper(watching, settings))
+    conditions = partial(_conditions, network, train_loader, n_data, loss, settings, seed, pretrain, target)
+    with (
+        _seeded(seed, network),
+        _watching(watcher, settings, pretrain) as watching,
+        _keeping(checkpoints, resume, conditions, _Bookkeeper(watching, settings)) as keeper,
+    ):
+        training = _Training(train_loader, n_data, loss, val_loader, keeper)
         if pretrain:
             training.fit(network, settings.pretraining)
         accuracy_before = None if val_loader is None else evaluate(network, val_loader)
@@ -130,6 +146,7 @@ def compress(
         posterior = Posterior.of(network, prior)
         to_stock(network)
         result = _towards(target, posterior, ending, accuracy_before)
+        keeper.finish()
     result = dataclasses.replace(
         result,
         fit=Fit(
@@ -137,7 +154,7 @@ def compress(
             seed=seed,
             conversion=conversion,
             accuracy_before=accuracy_before,
-            seconds=time.perf_counter() - began,
+            seconds=keeper.seconds,
             device=_device_name(hardware),
             history=tuple(training.bookkeeper.history),
             target=str(target) if target else None,
@@ -334,8 +351,27 @@ class _Bookkeeper(Watcher):
     def on_batch(self, phase: Phase, done: float) -> None:
         self.inner.on_batch(phase, done)
 
+    def on_warning(self, message: str) -> None:
+        self.inner.on_warning(message)
+
     def strength(self) -> float:
         return self.inner.strength()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "history": [dataclasses.asdict(stats) for stats in self.history],
+            "trained": self._trained,
+            "measured": self._measured,
+            # Who stands behind it changes when the compression begins.
+            "inner": {type(self.inner).__name__: self.inner.state_dict()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history = [EpochStats(**stats) for stats in state["history"]]
+        self._trained, self._measured = state["trained"], state["measured"]
+        held = state["inner"].get(type(self.inner).__name__)
+        if held is not None:
+            self.inner.load_state_dict(held)
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         self._trained += stats.seconds
@@ -358,7 +394,11 @@ class _Training:
     n_data: int
     loss: Loss
     validation: Batches | None
-    bookkeeper: _Bookkeeper
+    keeper: Keeper[_Bookkeeper]
+
+    @property
+    def bookkeeper(self) -> _Bookkeeper:
+        return self.keeper.watcher
 
     def fit(
         self,
@@ -367,17 +407,55 @@ class _Training:
         prior: MixturePrior | None = None,
         teacher: nn.Module | None = None,
     ) -> None:
-        fit(
-            network,
-            self.batches,
-            phases,
-            n_data=self.n_data,
-            prior=prior,
-            teacher=teacher,
-            loss=self.loss,
-            validation=self.validation,
-            watcher=self.bookkeeper,
+        self.keeper.carry(
+            Fitting(
+                network,
+                self.batches,
+                phases,
+                n_data=self.n_data,
+                prior=prior,
+                teacher=teacher,
+                loss=self.loss,
+                validation=self.validation,
+                watcher=self.bookkeeper,
+            )
         )
+
+
+def _keeping(
+    checkpoints: str | os.PathLike[str] | Checkpointing | None,
+    resume: bool,
+    conditions: Callable[[], dict[str, Any]],
+    bookkeeper: _Bookkeeper,
+) -> Keeper[_Bookkeeper]:
+    if checkpoints is None:
+        if resume:
+            raise RecipeError("there is nothing to resume from; say where the checkpoints are")
+        return Keeper(None, {}, bookkeeper)
+    settings = checkpoints if isinstance(checkpoints, Checkpointing) else Checkpointing(checkpoints)
+    return Keeper(settings, conditions(), bookkeeper, resume=resume)
+
+
+def _conditions(
+    network: nn.Module,
+    batches: Batches,
+    n_data: int,
+    loss: Loss,
+    settings: Recipe,
+    seed: int,
+    pretrain: bool,
+    target: Target | None,
+) -> dict[str, Any]:
+    """What must be the same for a run to be resumed."""
+    return {
+        "recipe": to_dict(settings),
+        "seed": seed,
+        "pretrain": pretrain,
+        "target": str(target),
+        **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
+        "network": network_conditions(network),
+        "data": data_conditions(batches, n_data, loss),
+    }
 
 
 def _bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe) -> int:

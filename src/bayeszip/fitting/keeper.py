@@ -18,13 +18,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from bayeszip.errors import BayeszipError, CheckpointError, Interrupted, OutputError, RecipeError
 from bayeszip.fitting.checkpoint import Checkpoints
 from bayeszip.fitting.loop import Fitting, Moment, Watcher
 
 __all__ = ["Checkpointing", "Interval", "Keeper"]
+
+W = TypeVar("W", bound=Watcher)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Interval(NamedTuple):
         return cls(amount, "epochs" if found[2].startswith("epoch") else "steps")
 
 
-class Keeper:
+class Keeper(Generic[W]):
     """See above. Use it as a context manager around the run.
 
     SIGTERM and Ctrl-C end the run after the step at hand, when a checkpoint is written. A second one ends it at once.
@@ -87,9 +89,9 @@ class Keeper:
     """
 
     def __init__(
-        self, settings: Checkpointing | None, conditions: Mapping[str, Any], watcher: Watcher, *, resume: bool = False
+        self, settings: Checkpointing | None, conditions: Mapping[str, Any], watcher: W, *, resume: bool = False
     ) -> None:
-        self._conditions, self._watcher = conditions, watcher
+        self._conditions, self.watcher = conditions, watcher
         #: The results of the fittings that are over, and how many of them were carried here.
         self._results: list[dict[str, Any]] = []
         self._carried = 0
@@ -125,7 +127,7 @@ class Keeper:
             fitting.run()
             return
         if self._resumed is not None:
-            self._watcher.load_state_dict(self._resumed["watcher"])
+            self.watcher.load_state_dict(self._resumed["watcher"])
         self._carried += 1
         if self._carried <= len(self._results):
             fitting.load_result(self._results[self._carried - 1])
@@ -144,7 +146,7 @@ class Keeper:
             self._checkpoints.keep = 1
             self._save(None)
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "Keeper[W]":
         if self._checkpoints is not None:
             self._signals.catch()
         return self
@@ -198,14 +200,14 @@ class Keeper:
             "fitting": None if fitting is None else fitting.state_dict(),
             "results": self._results,
             "seconds": self.seconds,
-            "watcher": self._watcher.state_dict(),
+            "watcher": self.watcher.state_dict(),
         }
         try:
             self._checkpoints.save(state, self._conditions)
             self._failing = False
         except BayeszipError as error:
             if not self._failing:
-                self._watcher.on_warning(f"no checkpoint: {error}. The training goes on; {self._newest_name()}")
+                self.watcher.on_warning(f"no checkpoint: {error}. The training goes on; {self._newest_name()}")
             self._failing = True
 
     def _newest_name(self) -> str:
