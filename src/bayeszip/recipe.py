@@ -201,6 +201,31 @@ _PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
 _PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
 _PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
 
+#: Ours.
+_VD = Phase(
+    name="vd",
+    epochs=100,
+    tau1=1.0,
+    tau1_ramp=0.2,
+    distillation=0.5,
+    rate_theta=4e-3,
+    rate_log_sigma2=5e-4,
+    schedule="linear",
+    compact_every=2,
+)
+_SWS = Phase(
+    name="sws",
+    epochs=100,
+    noise=False,
+    tau2=3e-2,
+    tau2_ramp=0.2,
+    distillation=0.5,
+    rate_theta=5e-4,
+    rate_means=5e-4,
+    schedule="linear",
+)
+_CLOSING = dataclasses.replace(_NO_CLOSING, epochs=10, distillation=0.5)
+
 #: The paper's three ways, exactly as app. A and B give them, `l2`, and ours.
 RECIPES: dict[str, Recipe] = _named(
     [
@@ -244,6 +269,22 @@ RECIPES: dict[str, Recipe] = _named(
             pretraining=(_L2,),
             phases=(_PAPER_VD, _PAPER_VD_SWS),
             quantization=Quantization(codebook_bits=16),
+        ),
+        Recipe(
+            name="vd",
+            batch_size=256,
+            pretraining=(_L2,),
+            phases=(_VD,),
+            quantization=Quantization(assignment="fit", prune_rate=0.95, components=32, codebook_bits=16),
+            closing=_CLOSING,
+        ),
+        Recipe(
+            name="sws",
+            batch_size=256,
+            pretraining=(_L2,),
+            phases=(_SWS,),
+            quantization=Quantization(codebook_bits=16),
+            closing=_CLOSING,
         ),
         Recipe(name="paper-vd+sws", pretraining=(_L2,), phases=(_PAPER_VD, _PAPER_VD_SWS)),
         Recipe(
