@@ -13,7 +13,7 @@ from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, DataError
 from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
-from bayeszip.fitting.state import Passes, load_module_state, module_state
+from bayeszip.fitting.state import Passes, load_module_state, load_random_state, module_state, random_state
 from bayeszip.variational import MixturePrior, to_variational
 
 PHASES = (
@@ -161,6 +161,22 @@ def test_workers_give_the_same_batches_again():
     repeated = list(again.rest(2))
     assert len(first) + len(rest) == 4
     for ours, theirs in zip(rest, repeated, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_pass_that_somebody_left_does_not_count(loader):
+    batches = LOADERS[loader]()
+    next(iter(batches))
+    torch.manual_seed(3)
+    passes = Passes(batches)
+    state = copy.deepcopy({"passes": passes.state_dict(), "random": random_state(*passes.generators)})
+    given = list(passes.rest(0))
+    passes.load_state_dict(state["passes"])
+    load_random_state(state["random"], *passes.generators)
+    again = list(passes.rest(0))
+    assert len(given) == len(again) == 4
+    for ours, theirs in zip(given, again, strict=True):
         assert all(map(torch.equal, ours, theirs))
 
 

@@ -135,6 +135,10 @@ class Passes:
         found = [getattr(part, "generator", None) for part in samplers]
         self.generators = [part for part in found if isinstance(part, torch.Generator)]
         self._began: dict[str, Any] | None = None
+        # A pass that somebody began before, and left, is not the one that will be saved.
+        leave = getattr(batches, "end_pass", None)
+        if callable(leave):
+            leave()
 
     def rest(self, given: int) -> Iterator[Any]:
         """What this pass has not given yet, of which `given` batches are over."""
