@@ -45,7 +45,7 @@ from bayeszip.variational.distributions import log_alpha
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import MixturePrior
 
-__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Moment", "Watcher", "fit"]
+__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Moment", "Watcher", "fit", "survivors"]
 
 #: What has just ended when a fitting is at rest.
 Moment = Literal["step", "epoch", "phase"]
@@ -304,7 +304,7 @@ class Fitting:
 
     def _begin_phase(self) -> None:
         if self.phase.reseed and self.problem.prior is not None:
-            self.problem.prior.reseed(_survivors(self.problem.weights))
+            self.problem.prior.reseed(survivors(self.problem.weights))
         self.optimizer = self._new_optimizer()
         self.watcher.on_phase(self.phase, self.network, self.problem.prior)
 
@@ -493,7 +493,7 @@ def _select_in(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter, Call
     return select
 
 
-def _survivors(weights: Sequence[VariationalWeight]) -> Tensor:
+def survivors(weights: Sequence[VariationalWeight]) -> Tensor:
     """The means that pruning would keep."""
     with torch.no_grad():
         kept = [w.theta[log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA].flatten().float() for w in weights]
