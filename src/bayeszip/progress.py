@@ -47,8 +47,21 @@ class Watchers(Watcher):
         for watcher in self._watchers:
             watcher.on_epoch(stats, network, prior)
 
+    def on_warning(self, message: str) -> None:
+        # Once is enough: the first is the one that people look at.
+        for watcher in self._watchers[:1]:
+            watcher.on_warning(message)
+
     def strength(self) -> float:
         return math.prod(watcher.strength() for watcher in self._watchers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"watchers": [watcher.state_dict() for watcher in self._watchers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # There may be others than before: a log was asked for, say.
+        for watcher, held in zip(self._watchers, state["watchers"], strict=False):
+            watcher.load_state_dict(held)
 
 
 class TrainingProgress(Watcher):
@@ -92,6 +105,9 @@ class TrainingProgress(Watcher):
         self._bar.update(
             self._task, completed=self._starts.get(phase.name, 0) + done * phase.epochs, description=phase.name
         )
+
+    def on_warning(self, message: str) -> None:
+        self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)

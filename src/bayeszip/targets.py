@@ -54,14 +54,10 @@ ELASTICITY = -0.45
 #: The most that one decision changes the strength, and its range, in logarithms.
 LARGEST_CHANGE = 1.0
 WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
-#: The divergence that a weight with α < 19 carries on average at the end of a phase, in nats; hardly depends on τ₁.
-NATS_PER_WEIGHT = 2.65
-#: The divergence falls like a power of the time passed; ever slower, so that a share of the last power is expected.
-SLOWING = 0.75
-#: Where to head for in units of the budget: the mixture sends some weights to zero, and cutting is safer than reviving.
-AIM = 1.15
-#: What a cut before the mixture leaves, in units of the budget; for the same reason.
-CUT = 1.12
+#: Sizes fall like a power of the time passed; ever slower, so that a share of the last power is expected.
+SLOWING = 0.28
+#: Where to head for, in units of the budget: weights too many are cut, while weights too few don't come back.
+AIM = 1.05
 #: A file that takes this share of its budget is as large as it should be.
 ENOUGH = 0.97
 #: More shared values than this are no longer shared.
@@ -163,26 +159,35 @@ class Steering(Watcher):
         steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
         self.phase = steered.name if steered else None
         self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
+        self._phases = {phase.name: phase for phase in phases}
         self.log_strength = 0.0
 
     def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
         self._phase = phase
         if phase.name in self._after:
-            self._cut(network, None, CUT)
+            self._cut(network, prior)
         self.inner.on_phase(phase, network, prior)
 
     def on_batch(self, phase: Phase, done: float) -> None:
         self.inner.on_batch(phase, done)
 
+    def on_warning(self, message: str) -> None:
+        self.inner.on_warning(message)
+
+    def on_warning(self, message: str) -> None:
+        self.inner.on_warning(message)
+
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        # A run that was resumed in the middle of a phase was not told of its start.
+        self._phase = self._phases.get(stats.phase, Phase())
         if stats.phase == self.phase:
             every = max(1, stats.epochs // DECISIONS)
-            change = self._change(stats, network) if stats.epoch % every == 0 else None
+            change = self._change(stats, network, prior) if stats.epoch % every == 0 else None
             if change is not None:
                 change = min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)
                 self.log_strength = min(max(self.log_strength + change, WEAKEST), STRONGEST)
         elif stats.phase in self._after and stats.epoch == (stats.epochs + 1) // 2:
-            self._cut(network, prior, 1.0)
+            self._cut(network, prior)
         self.inner.on_epoch(stats, network, prior)
 
     def strength(self) -> float:
@@ -190,80 +195,82 @@ class Steering(Watcher):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, for a run that goes on later."""
-        return {"log_strength": self.log_strength}
+        return {"log_strength": self.log_strength, "inner": self.inner.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.log_strength = state["log_strength"]
+        self.inner.load_state_dict(state["inner"])
 
-    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
+    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
         """What to add to the logarithm of the strength."""
         raise NotImplementedError
 
-    def _cut(self, network: nn.Module, prior: MixturePrior | None, share: float) -> None:
+    def _cut(self, network: nn.Module, prior: MixturePrior | None) -> None:
         """Set weights to zero that will not fit, while the others are still trained."""
 
 
 class ByteSteering(Steering):
     """Towards a number of bytes.
 
-    The size of a network that is still training says little of the one it will have: noise in the means passes for
-    signal until the rates have fallen. Its divergence from the prior, though, falls evenly; from where it is heading
-    follows how many weights will remain, and what a file with the best so many takes is measured.
+    While the rates are high, jitter passes for signal: by their α alone, far more weights would be kept than in the
+    end. What is measured is therefore what a file would take if the mixture came now, which sends to zero what is near.
 
     Args:
         size: of a file with these weights, header and graph included.
         how: the recipe's quantization.
-        components: how many shared values to expect before there is a mixture.
     """
 
     def __init__(
-        self,
-        inner: Watcher,
-        phases: Sequence[Phase],
-        *,
-        budget: int,
-        size: Size,
-        how: Quantization,
-        components: int,
+        self, inner: Watcher, phases: Sequence[Phase], *, budget: int, size: Size, how: Quantization
     ) -> None:
         super().__init__(inner, phases)
         self._budget, self._size, self._how = budget, size, how
-        self._fitted = Quantization(assignment="fit", prune_rate=0.95, components=components, codebook_bits=16)
-        #: log of the share of the phase that was over, and log of the divergence, at the last decision.
+        #: The phase in which the mixture begins.
+        self._mixing = next((phase for phase in phases if phase.tau2), None)
+        #: log of the share of the phase that was over, and log of the size, at the last decision.
         self.last: tuple[float, float] | None = None
 
-    def heading(self, done: float, network: nn.Module) -> int | None:
+    def heading(self, done: float, network: nn.Module, prior: MixturePrior | None) -> float | None:
         """The size at the end of the phase, of which `done` is over, if things go on like this; at first, None."""
-        with torch.no_grad():
-            nats = max(kl_sum(tuple(variational_weights(network))).item(), 1.0)
-        last, self.last = self.last, (math.log(done), math.log(nats))
+        size = math.log(self._size(self._quantized(network, prior)[0]))
+        last, self.last = self.last, (math.log(done), size)
         if last is None:
             return None
-        power = (last[1] - math.log(nats)) / (math.log(done) - last[0])
-        at_the_end = nats * done ** (SLOWING * min(max(power, 0.0), 2.0))
-        posterior = Posterior.of(network)
-        return self._size(trim(quantize(posterior, self._fitted), posterior, int(at_the_end / NATS_PER_WEIGHT)))
+        power = (last[1] - size) / (math.log(done) - last[0])
+        return math.exp(size + math.log(done) * SLOWING * min(max(power, 0.0), 2.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "last": self.last}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.last = None if state["last"] is None else tuple(state["last"])
+        self.last = state["last"]
 
-    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
-        heading = self.heading(stats.epoch / stats.epochs, network)
+    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
+        heading = self.heading(stats.epoch / stats.epochs, network, prior)
         return None if heading is None else GAIN * math.log(AIM * self._budget / heading) / ELASTICITY
 
     @torch.no_grad()
-    def _cut(self, network: nn.Module, prior: MixturePrior | None, share: float) -> None:
-        mixed = prior is not None and self._phase.tau2 and self._how.assignment == "mixture"
-        posterior = Posterior.of(network, prior if mixed else None)
-        quantized = quantize(posterior, self._how if mixed else self._fitted)
-        kept = largest_within(quantized, posterior, self._size, int(share * self._budget))
+    def _cut(self, network: nn.Module, prior: MixturePrior | None) -> None:
+        quantized, posterior = self._quantized(network, prior)
+        kept = largest_within(quantized, posterior, self._size, int(AIM * self._budget))
         for weight in variational_weights(network):
             lost = (quantized[weight.name].symbols != 0) & (kept[weight.name].symbols == 0)
             weight.theta.masked_fill_(torch.from_numpy(lost).to(weight.theta.device), 0.0)
+
+    def _quantized(
+        self, network: nn.Module, prior: MixturePrior | None
+    ) -> tuple[dict[str, QuantizedTensor], Posterior]:
+        """As the recipe says; before a phase trains the mixture, with the one that it would begin with now."""
+        mixing = self._mixing
+        if prior is not None and mixing is not None and not self._phase.tau2:
+            prior = copy.deepcopy(prior)
+            if mixing.reseed:
+                prior.reseed(survivors(tuple(variational_weights(network))))
+        if prior is not None and mixing is not None and mixing.std_first and ...:
+            prior.tighten(mixing.std_first)
+        posterior = Posterior.of(network, prior if self._how.assignment == "mixture" else None)
+        return quantize(posterior, self._how), posterior
 
 
 class AccuracySteering(Steering):
@@ -279,7 +286,7 @@ class AccuracySteering(Steering):
         # The accuracy itself is known to about a thousandth.
         self._floor, self._drop = floor, max(drop, 1e-3)
 
-    def _change(self, stats: EpochStats, network: nn.Module) -> float | None:
+    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
         if stats.accuracy is None:
             return None
         # While rates are high the weights jitter, which costs accuracy that comes back.
