@@ -23,6 +23,7 @@ from bayeszip.files import read_file, write_atomically
 from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher, count_examples, evaluate
 from bayeszip.fitting.batches import Batches, checked_batch
 from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
+from bayeszip.fitting.engine import Engine, local_rank, make_engine
 from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.steps import Loss
@@ -89,6 +90,7 @@ def compress(
     max_accuracy_drop: float | None = None,
     checkpoints: str | os.PathLike[str] | Checkpointing | None = None,
     resume: bool = False,
+    mixed_precision: str | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
@@ -110,6 +112,10 @@ def compress(
             then ends the run when its state is saved.
         resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
             a run that was never interrupted.
+        mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
+
+    In processes launched together, by `accelerate launch` or `torchrun`, each trains on its share of every batch, and
+    all return the same result; the first one alone watches, measures and writes checkpoints.
 
     Raises:
         ModelError, DataError, RecipeError, TrainingError: with what is wrong and what to do.
@@ -121,20 +127,21 @@ def compress(
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
     settings = named_recipe(recipe).scaled()
     hardware = resolve_device(device)
+    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
     check_materialized(model)
     network = copy.deepcopy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
-    conditions = partial(_conditions, network, train_loader, n_data, loss, settings, seed, pretrain, target)
+    conditions = partial(_conditions, network, train_loader, n_data, loss, settings, seed, pretrain, target, engine)
     with (
         _seeded(seed, network),
-        _watching(watcher, settings, pretrain) as watching,
-        _keeping(checkpoints, resume, conditions, _Bookkeeper(watching, settings)) as keeper,
+        _watching(watcher if engine.is_main else Watcher(), settings, pretrain) as watching,
+        _keeping(checkpoints, resume, conditions, _Bookkeeper(watching, settings, engine)) as keeper,
     ):
-        training = _Training(train_loader, n_data, loss, val_loader, keeper)
+        training = _Training(train_loader, n_data, loss, val_loader, keeper, engine)
         if pretrain:
             training.fit(network, settings.pretraining)
-        accuracy_before = None if val_loader is None else evaluate(network, val_loader)
+        accuracy_before = training.accuracy(network)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
         prior = _start_prior(network, settings)
@@ -155,7 +162,7 @@ def compress(
             conversion=conversion,
             accuracy_before=accuracy_before,
             seconds=keeper.seconds,
-            device=_device_name(hardware),
+            device=engine.describe(_device_name(hardware)),
             history=tuple(training.bookkeeper.history),
             target=str(target) if target else None,
             strength=strength,
@@ -313,9 +320,11 @@ def _floating(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """`auto`: a GPU if there is one."""
+    """`auto`: a GPU if there is one; one for each process of those launched together."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if str(device) == "cuda" and local_rank() is not None:
+        device = f"cuda:{local_rank()}"
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
@@ -340,8 +349,8 @@ def _device_name(device: torch.device) -> str:
 class _Bookkeeper(Watcher):
     """Passes everything on, adds the bytes a file would take now, and keeps the history."""
 
-    def __init__(self, inner: Watcher, settings: Recipe) -> None:
-        self.inner, self.settings = inner, settings
+    def __init__(self, inner: Watcher, settings: Recipe, engine: Engine) -> None:
+        self.inner, self.settings, self.engine = inner, settings, engine
         self.history: list[EpochStats] = []
         self._trained = self._measured = 0.0
 
@@ -375,15 +384,21 @@ class _Bookkeeper(Watcher):
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
         self._trained += stats.seconds
-        last = stats.epoch == stats.epochs
-        if stats.zeros and (last or self._measured <= MEASURING_SHARE * self._trained):
-            began = time.perf_counter()
-            stats = dataclasses.replace(
-                stats, bytes=_bytes_now(network, prior if stats.mixture else None, self.settings)
-            )
-            self._measured += time.perf_counter() - began
+        size = self.engine.from_main(lambda: self._measure(stats, network, prior))
+        stats = dataclasses.replace(stats, bytes=int(size) or None)
         self.history.append(stats)
         self.inner.on_epoch(stats, network, prior)
+
+
+    def _measure(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> int:
+        """What a file would take now; 0 if it is not measured, since that would take too large a share of the time."""
+        last = stats.epoch == stats.epochs
+        if not stats.zeros or not (last or self._measured <= MEASURING_SHARE * self._trained):
+            return 0
+        began = time.perf_counter()
+        size = _bytes_now(network, prior if stats.mixture else None, self.settings)
+        self._measured += time.perf_counter() - began
+        return size
 
 
 @dataclass(frozen=True)
@@ -395,6 +410,7 @@ class _Training:
     loss: Loss
     validation: Batches | None
     keeper: Keeper[_Bookkeeper]
+    engine: Engine
 
     @property
     def bookkeeper(self) -> _Bookkeeper:
@@ -418,8 +434,16 @@ class _Training:
                 loss=self.loss,
                 validation=self.validation,
                 watcher=self.bookkeeper,
+                engine=self.engine,
             )
         )
+
+    def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:
+        """On the validation data, if there is any."""
+        validation = self.validation
+        if validation is None:
+            return None
+        return self.engine.from_main(lambda: evaluate(network, validation, cast=cast))
 
 
 def _keeping(
@@ -433,7 +457,10 @@ def _keeping(
             raise RecipeError("there is nothing to resume from; say where the checkpoints are")
         return Keeper(None, {}, bookkeeper)
     settings = checkpoints if isinstance(checkpoints, Checkpointing) else Checkpointing(checkpoints)
-    return Keeper(settings, conditions(), bookkeeper, resume=resume)
+    engine = bookkeeper.engine
+    keeper = Keeper(settings, conditions(), bookkeeper, resume=resume, writes=engine.is_main)
+    engine.check_alike({"what was found": keeper.taken_up}, f"all processes must see the checkpoints in {settings.folder}")
+    return keeper
 
 
 def _conditions(
@@ -445,6 +472,7 @@ def _conditions(
     seed: int,
     pretrain: bool,
     target: Target | None,
+    engine: Engine,
 ) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
     return {
@@ -452,6 +480,7 @@ def _conditions(
         "seed": seed,
         "pretrain": pretrain,
         "target": str(target),
+        "processes": engine.processes,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
         "data": data_conditions(batches, n_data, loss),
@@ -505,9 +534,7 @@ class _Ending:
             # Other values may take a few bytes more.
             quantized = largest_within(quantized, posterior, form.size, budget)
         result = form.code(quantized)
-        validation = self.training.validation
-        accuracy = None if validation is None else evaluate(result.network(), validation, cast=True)
-        return dataclasses.replace(result, accuracy=accuracy)
+        return dataclasses.replace(result, accuracy=self.training.accuracy(result.network(), cast=True))
 
     def _with_trained_values(
         self, network: nn.Module, quantized: Mapping[str, QuantizedTensor]
@@ -516,8 +543,12 @@ class _Ending:
         closing = self.settings.closing
         if not closing.epochs or len(next(iter(quantized.values())).codebook) == 1:
             return quantized
+        engine = self.training.engine
+        symbols = {name: torch.from_numpy(tensor.symbols.astype(np.int32)) for name, tensor in quantized.items()}
+        engine.check_alike(symbols, "quantization")
         shared = SharedValues(network, quantized)
         self.training.fit(shared, (closing,), teacher=self.teacher)
+        engine.level_buffers(network)
         codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
         quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
         write_weights(network, quantized)
@@ -551,7 +582,6 @@ def _steering(
         budget=budget,
         size=lambda quantized: beside + codec.measure(CompressedModel(dict(quantized)), coder, **options),
         how=settings.quantization,
-        components=settings.mixture.components,
     )
 
 

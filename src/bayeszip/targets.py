@@ -8,6 +8,7 @@
 Sizes are those of coded files, never estimates. For an accuracy to keep, the pipeline looks for the smallest such file.
 """
 
+import copy
 import dataclasses
 import math
 import re
@@ -20,6 +21,7 @@ from torch import nn
 
 from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.fitting.loop import survivors
 from bayeszip.fitting.schedules import SCHEDULES
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim
@@ -27,7 +29,6 @@ from bayeszip.result import Result
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior, variational_weights
-from bayeszip.variational.objective import kl_sum
 
 __all__ = [
     "AccuracySteering",
@@ -158,14 +159,13 @@ class Steering(Watcher):
         self.inner = inner
         steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
         self.phase = steered.name if steered else None
-        self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
         self._phases = {phase.name: phase for phase in phases}
+        self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
         self.log_strength = 0.0
 
     def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        self._phase = phase
         if phase.name in self._after:
-            self._cut(network, prior)
+            self._cut(network, prior, mixed=False)
         self.inner.on_phase(phase, network, prior)
 
     def on_batch(self, phase: Phase, done: float) -> None:
@@ -174,12 +174,7 @@ class Steering(Watcher):
     def on_warning(self, message: str) -> None:
         self.inner.on_warning(message)
 
-    def on_warning(self, message: str) -> None:
-        self.inner.on_warning(message)
-
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
-        # A run that was resumed in the middle of a phase was not told of its start.
-        self._phase = self._phases.get(stats.phase, Phase())
         if stats.phase == self.phase:
             every = max(1, stats.epochs // DECISIONS)
             change = self._change(stats, network, prior) if stats.epoch % every == 0 else None
@@ -187,7 +182,7 @@ class Steering(Watcher):
                 change = min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)
                 self.log_strength = min(max(self.log_strength + change, WEAKEST), STRONGEST)
         elif stats.phase in self._after and stats.epoch == (stats.epochs + 1) // 2:
-            self._cut(network, prior)
+            self._cut(network, prior, mixed=self._phases[stats.phase].tau2 > 0)
         self.inner.on_epoch(stats, network, prior)
 
     def strength(self) -> float:
@@ -205,8 +200,8 @@ class Steering(Watcher):
         """What to add to the logarithm of the strength."""
         raise NotImplementedError
 
-    def _cut(self, network: nn.Module, prior: MixturePrior | None) -> None:
-        """Set weights to zero that will not fit, while the others are still trained."""
+    def _cut(self, network: nn.Module, prior: MixturePrior | None, *, mixed: bool) -> None:
+        """Set weights to zero that will not fit, while the others are still trained; `mixed`: the mixture is, too."""
 
 
 class ByteSteering(Steering):
@@ -220,9 +215,7 @@ class ByteSteering(Steering):
         how: the recipe's quantization.
     """
 
-    def __init__(
-        self, inner: Watcher, phases: Sequence[Phase], *, budget: int, size: Size, how: Quantization
-    ) -> None:
+    def __init__(self, inner: Watcher, phases: Sequence[Phase], *, budget: int, size: Size, how: Quantization) -> None:
         super().__init__(inner, phases)
         self._budget, self._size, self._how = budget, size, how
         #: The phase in which the mixture begins.
@@ -232,7 +225,8 @@ class ByteSteering(Steering):
 
     def heading(self, done: float, network: nn.Module, prior: MixturePrior | None) -> float | None:
         """The size at the end of the phase, of which `done` is over, if things go on like this; at first, None."""
-        size = math.log(self._size(self._quantized(network, prior)[0]))
+        mixed = self.phase is not None and self._phases[self.phase].tau2 > 0
+        size = math.log(self._size(self._quantized(network, prior, mixed)[0]))
         last, self.last = self.last, (math.log(done), size)
         if last is None:
             return None
@@ -251,24 +245,24 @@ class ByteSteering(Steering):
         return None if heading is None else GAIN * math.log(AIM * self._budget / heading) / ELASTICITY
 
     @torch.no_grad()
-    def _cut(self, network: nn.Module, prior: MixturePrior | None) -> None:
-        quantized, posterior = self._quantized(network, prior)
+    def _cut(self, network: nn.Module, prior: MixturePrior | None, *, mixed: bool) -> None:
+        quantized, posterior = self._quantized(network, prior, mixed)
         kept = largest_within(quantized, posterior, self._size, int(AIM * self._budget))
         for weight in variational_weights(network):
             lost = (quantized[weight.name].symbols != 0) & (kept[weight.name].symbols == 0)
             weight.theta.masked_fill_(torch.from_numpy(lost).to(weight.theta.device), 0.0)
 
     def _quantized(
-        self, network: nn.Module, prior: MixturePrior | None
+        self, network: nn.Module, prior: MixturePrior | None, mixed: bool
     ) -> tuple[dict[str, QuantizedTensor], Posterior]:
-        """As the recipe says; before a phase trains the mixture, with the one that it would begin with now."""
+        """As the recipe says; before the mixture is trained, with the one that its phase would begin with now."""
         mixing = self._mixing
-        if prior is not None and mixing is not None and not self._phase.tau2:
+        if prior is not None and mixing is not None and not mixed:
             prior = copy.deepcopy(prior)
             if mixing.reseed:
                 prior.reseed(survivors(tuple(variational_weights(network))))
-        if prior is not None and mixing is not None and mixing.std_first and ...:
-            prior.tighten(mixing.std_first)
+            if mixing.std_first:
+                prior.tighten(mixing.std_first)
         posterior = Posterior.of(network, prior if self._how.assignment == "mixture" else None)
         return quantize(posterior, self._how), posterior
 
@@ -290,7 +284,7 @@ class AccuracySteering(Steering):
         if stats.accuracy is None:
             return None
         # While rates are high the weights jitter, which costs accuracy that comes back.
-        jitter = self._drop * SCHEDULES[self._phase.schedule](stats.epoch / stats.epochs)
+        jitter = self._drop * SCHEDULES[self._phases[stats.phase].schedule](stats.epoch / stats.epochs)
         spare = (stats.accuracy - (self._floor - jitter)) / self._drop
         return GAIN * min(max(spare, -2.0), 1.0)
 
