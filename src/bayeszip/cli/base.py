@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bayeszip import __version__
-from bayeszip.errors import BayeszipError, RecipeError
+from bayeszip.errors import BayeszipError, Interrupted, RecipeError
 
 __all__ = [
     "DataOption",
@@ -65,10 +65,12 @@ def command(function: Command) -> Command:
     def guarded(*args: Any, **options: Any) -> None:
         try:
             function(*args, **options)
+        except Interrupted as error:
+            _fail(str(error), 128 + error.signal)
         except BayeszipError as error:
             _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
-        except KeyboardInterrupt:
-            _fail("interrupted; nothing was written", INTERRUPTED)
+        except KeyboardInterrupt as interrupt:
+            _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
 
     app.command()(guarded)
     return function

@@ -57,9 +57,20 @@ def compress(
         Path | None,
         typer.Option(
             "--run",
-            help="A folder that receives the recipe, the training history, snapshots of the weights and the report.",
+            help="A folder that receives the recipe, the training history, snapshots of the weights and the report, "
+            "and meanwhile the checkpoints.",
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder of --run, if there is one.")
+    ] = False,
+    checkpoint_every: Annotated[
+        str, typer.Option(metavar="INTERVAL", help="How often to write one: 5m, 90s, 2h, 10epochs, 500steps.")
+    ] = "5m",
+    keep: Annotated[int, typer.Option(metavar="K", min=1, help="How many checkpoints to keep.")] = 2,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume although recipe, versions, threads or data have changed.")
+    ] = False,
     log: Annotated[
         Log | None, typer.Option("--log", help="Write logs for TensorBoard into the folder of --run.")
     ] = None,
@@ -74,9 +85,12 @@ def compress(
     `bayeszip compress lenet-300-100 --recipe quick -o net.bayz`
 
     `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
+
+    `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
     """
     from bayeszip import models, pipeline
     from bayeszip.files import check_writable, create_folder
+    from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.record import file_figures, write_record
@@ -84,7 +98,10 @@ def compress(
     chosen = named_recipe(recipe).override(*(settings or ()))
     if log is not None and run is None:
         raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
+    if (resume or force) and run is None:
+        raise RecipeError("--resume goes on from the checkpoints of a run; name its folder with --run")
     check_writable(output)
+    checkpoints = None if run is None else Checkpointing(run / "checkpoints", checkpoint_every, keep, force)
     if run is not None:
         create_folder(run)
     target = pipeline.resolve_device(device)
@@ -104,6 +121,8 @@ def compress(
             device=target,
             pretrain=pretrain,
             watcher=watcher,
+            checkpoints=checkpoints,
+            resume=resume,
         )
     figures = file_figures(result.network(), result.blob, loaders.test)
     result.save(output)
