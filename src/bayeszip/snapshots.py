@@ -80,11 +80,14 @@ def read_snapshots(path: str | os.PathLike[str]) -> Snapshots:
         DataError: the file holds something else.
     """
     try:
-        held = json.loads(read_file(path))
-        shapes = {str(name): tuple(int(size) for size in shape) for name, shape in held["shapes"].items()}
-        return Snapshots(shapes, tuple(_moment(moment) for moment in held["moments"]))
+        return _snapshots(json.loads(read_file(path)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} doesn't hold the snapshots of a run: {type(error).__name__}: {error}") from error
+
+
+def _snapshots(held: dict[str, Any]) -> Snapshots:
+    shapes = {str(name): tuple(int(size) for size in shape) for name, shape in held["shapes"].items()}
+    return Snapshots(shapes, tuple(_moment(moment) for moment in held["moments"]))
 
 
 def _moment(held: dict[str, Any]) -> Snapshot:
@@ -110,12 +113,17 @@ class SnapshotRecorder(Watcher):
 
     Args:
         path: the file; written whole after each moment.
-        earlier: what a run that is resumed has recorded already.
     """
 
-    def __init__(self, path: str | os.PathLike[str], earlier: Snapshots | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._taken = earlier or Snapshots()
+        self._taken = Snapshots()
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self._taken)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._taken = _snapshots(state)
 
     def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
         self._take(phase.name, 0, phase.epochs, network, prior if phase.tau2 else None)
