@@ -54,15 +54,18 @@ from bayeszip.variational import (
 )
 
 __all__ = [
+    "Ending",
     "Fit",
     "Result",
     "build_seeded",
+    "bytes_now",
     "compress",
     "export",
     "load",
     "pack",
     "read_model",
     "resolve_device",
+    "start_prior",
     "verify",
 ]
 
@@ -144,10 +147,11 @@ def compress(
         accuracy_before = training.accuracy(network)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
-        prior = _start_prior(network, settings)
-        ending = _Ending(training, network, teacher, examples, settings)
+        prior = start_prior(network, settings)
+        close = partial(training.close, closing=settings.closing, teacher=teacher)
+        ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True))
         if target is not None:
-            training.bookkeeper.inner = _steering(target, watching, network, ending, accuracy_before)
+            training.bookkeeper.inner = _steering(target, watching, network, teacher, ending, accuracy_before)
         training.fit(network, settings.phases, prior, teacher)
         strength = training.bookkeeper.strength() / watching.strength()
         posterior = Posterior.of(network, prior)
@@ -389,14 +393,13 @@ class _Bookkeeper(Watcher):
         self.history.append(stats)
         self.inner.on_epoch(stats, network, prior)
 
-
     def _measure(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> int:
         """What a file would take now; 0 if it is not measured, since that would take too large a share of the time."""
         last = stats.epoch == stats.epochs
         if not stats.zeros or not (last or self._measured <= MEASURING_SHARE * self._trained):
             return 0
         began = time.perf_counter()
-        size = _bytes_now(network, prior if stats.mixture else None, self.settings)
+        size = bytes_now(network, prior if stats.mixture else None, self.settings)
         self._measured += time.perf_counter() - began
         return size
 
@@ -438,6 +441,21 @@ class _Training:
             )
         )
 
+    def close(
+        self,
+        network: nn.Module,
+        quantized: Mapping[str, QuantizedTensor],
+        shared: SharedValues,
+        *,
+        closing: Phase,
+        teacher: nn.Module,
+    ) -> None:
+        """Train the shared values of `network`."""
+        symbols = {name: torch.from_numpy(tensor.symbols.astype(np.int32)) for name, tensor in quantized.items()}
+        self.engine.check_alike(symbols, "quantization")
+        self.fit(shared, (closing,), teacher=teacher)
+        self.engine.level_buffers(network)
+
     def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:
         """On the validation data, if there is any."""
         validation = self.validation
@@ -459,7 +477,9 @@ def _keeping(
     settings = checkpoints if isinstance(checkpoints, Checkpointing) else Checkpointing(checkpoints)
     engine = bookkeeper.engine
     keeper = Keeper(settings, conditions(), bookkeeper, resume=resume, writes=engine.is_main)
-    engine.check_alike({"what was found": keeper.taken_up}, f"all processes must see the checkpoints in {settings.folder}")
+    engine.check_alike(
+        {"what was found": keeper.taken_up}, f"all processes must see the checkpoints in {settings.folder}"
+    )
     return keeper
 
 
@@ -487,7 +507,7 @@ def _conditions(
     }
 
 
-def _bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe) -> int:
+def bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe) -> int:
     """What the weights would take if they were quantized and coded now; before there is a mixture, with one fitted."""
     how = settings.quantization
     if prior is None:
@@ -496,7 +516,7 @@ def _bytes_now(network: nn.Module, prior: MixturePrior | None, settings: Recipe)
     return codec.measure(CompressedModel(quantize(Posterior.of(network, prior), how)), coder, **options)
 
 
-def _start_prior(network: nn.Module, settings: Recipe) -> MixturePrior | None:
+def start_prior(network: nn.Module, settings: Recipe) -> MixturePrior | None:
     """The mixture at its start values, if a phase will train it; Δμ follows the spread of the pretrained weights."""
     if not any(phase.tau2 for phase in settings.phases):
         return None
@@ -509,14 +529,21 @@ def _start_prior(network: nn.Module, settings: Recipe) -> MixturePrior | None:
 
 
 @dataclass(frozen=True)
-class _Ending:
-    """From symbols to a file: the shared values trained, dead units dropped, coded."""
+class Ending:
+    """From symbols to a file: the shared values trained, dead units dropped, coded.
 
-    training: _Training
+    Args:
+        network: plain, with the trained weights.
+        examples: its inputs, to trace it with.
+        close: trains the shared values of a network with these symbols; None: they stay as they are.
+        accuracy: of the network that a file holds; None: it is not asked for.
+    """
+
     network: nn.Module
-    teacher: nn.Module
-    examples: tuple[Tensor, ...]
+    examples: tuple[Tensor, ...] | None
     settings: Recipe
+    close: Callable[[nn.Module, Mapping[str, QuantizedTensor], SharedValues], None] | None
+    accuracy: Callable[[nn.Module], float | None]
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
@@ -534,21 +561,17 @@ class _Ending:
             # Other values may take a few bytes more.
             quantized = largest_within(quantized, posterior, form.size, budget)
         result = form.code(quantized)
-        return dataclasses.replace(result, accuracy=self.training.accuracy(result.network(), cast=True))
+        return dataclasses.replace(result, accuracy=self.accuracy(result.network()))
 
     def _with_trained_values(
         self, network: nn.Module, quantized: Mapping[str, QuantizedTensor]
     ) -> Mapping[str, QuantizedTensor]:
         """The closing step: the same symbols, better values."""
-        closing = self.settings.closing
-        if not closing.epochs or len(next(iter(quantized.values())).codebook) == 1:
+        nothing_to_train = len(next(iter(quantized.values())).codebook) == 1
+        if self.close is None or not self.settings.closing.epochs or nothing_to_train:
             return quantized
-        engine = self.training.engine
-        symbols = {name: torch.from_numpy(tensor.symbols.astype(np.int32)) for name, tensor in quantized.items()}
-        engine.check_alike(symbols, "quantization")
         shared = SharedValues(network, quantized)
-        self.training.fit(shared, (closing,), teacher=self.teacher)
-        engine.level_buffers(network)
+        self.close(network, quantized, shared)
         codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
         quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
         write_weights(network, quantized)
@@ -556,7 +579,12 @@ class _Ending:
 
 
 def _steering(
-    target: Target, watching: Watcher, network: nn.Module, ending: _Ending, accuracy_before: float | None
+    target: Target,
+    watching: Watcher,
+    network: nn.Module,
+    teacher: nn.Module,
+    ending: Ending,
+    accuracy_before: float | None,
 ) -> Steering:
     """Towards the target.
 
@@ -564,11 +592,11 @@ def _steering(
         TargetError: it can't be reached, whatever the training does.
     """
     settings = ending.settings
-    budget = target.budget(models.parameter_count(ending.teacher))
+    budget = target.budget(models.parameter_count(teacher))
     if budget is None:
         drop = (target.max_accuracy_drop or 0.0) / 100
         return AccuracySteering(watching, settings.phases, floor=(accuracy_before or 0.0) - drop, drop=drop)
-    form, weights = ending.form(ending.teacher), tuple(variational_weights(network))
+    form, weights = ending.form(teacher), tuple(variational_weights(network))
     shapes = {weight.name: weight.theta.shape for weight in weights}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
     largest_within(nothing, Posterior.of(network), form.size, budget)
@@ -585,7 +613,7 @@ def _steering(
     )
 
 
-def _towards(target: Target | None, posterior: Posterior, ending: _Ending, accuracy_before: float | None) -> Result:
+def _towards(target: Target | None, posterior: Posterior, ending: Ending, accuracy_before: float | None) -> Result:
     """Quantized as the recipe says, or so that the file keeps to the target."""
     how = ending.settings.quantization
     if target is None:

@@ -61,6 +61,9 @@ class Recipe:
 
     name: str = setting("custom", "what to call it in results")
     batch_size: int = setting(128, "examples a step, for data that bayeszip loads itself", between(1, 2**31))
+    accumulate: int = setting(
+        1, "compute each batch in so many parts, one after the other, to save memory", between(1, 2**31)
+    )
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))

@@ -78,19 +78,23 @@ class Checkpoints:
         folder: created if need be.
         keep: how many to keep; a second one is there for the day the first can't be read.
         warn: told of checkpoints that had to be skipped.
+        writes: False for a process that only reads, beside the one that holds the folder.
 
     Raises:
         OutputError: the folder can't be created, or another process holds it.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 2, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, keep: int = 2, warn: Callable[[str], None], writes: bool = True
+    ) -> None:
         if keep < 1:
             raise CheckpointError(f"at least 1 checkpoint must be kept, not {keep}")
         self.folder, self.keep, self._warn = create_folder(folder), keep, warn
         self._broken: set[Path] = set()
-        self._lock = Lock(self.folder / ".lock")
-        # What a process that was killed left behind; nobody else writes here.
-        remove_temporaries(self.folder)
+        self._lock = Lock(self.folder / ".lock") if writes else None
+        if writes:
+            # What a process that was killed left behind; nobody else writes here.
+            remove_temporaries(self.folder)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -102,7 +106,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let other processes work in the folder."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def save(self, state: State, conditions: State) -> Path:
         """Write the next checkpoint, and only when it was read back delete those that are too many.

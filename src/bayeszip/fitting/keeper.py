@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import torch
+from torch import Tensor
+
 from bayeszip.errors import BayeszipError, CheckpointError, Interrupted, OutputError, RecipeError
 from bayeszip.fitting.checkpoint import Checkpoints
 from bayeszip.fitting.loop import Fitting, Moment, Watcher
@@ -82,6 +85,7 @@ class Keeper(Generic[W]):
         conditions: what must be the same when the run is taken up; plain values.
         watcher: its state is kept too; told of what goes wrong.
         resume: go on from the newest checkpoint, if there is one.
+        writes: False for a process that trains together with one that does; it is told by that one when to stop.
 
     Raises:
         CheckpointError: the folder holds a run that is not over, and `resume` is off; or one under other conditions.
@@ -89,7 +93,13 @@ class Keeper(Generic[W]):
     """
 
     def __init__(
-        self, settings: Checkpointing | None, conditions: Mapping[str, Any], watcher: W, *, resume: bool = False
+        self,
+        settings: Checkpointing | None,
+        conditions: Mapping[str, Any],
+        watcher: W,
+        *,
+        resume: bool = False,
+        writes: bool = True,
     ) -> None:
         self._conditions, self.watcher = conditions, watcher
         #: The results of the fittings that are over, and how many of them were carried here.
@@ -101,12 +111,14 @@ class Keeper(Generic[W]):
         self._signals = _Signals()
         self._checkpoints: Checkpoints | None = None
         self._failing = False
+        self._writes = writes
         if settings is None:
             return
         self._every = Interval.parse(settings.every)
-        self._checkpoints = Checkpoints(settings.folder, keep=settings.keep, warn=watcher.on_warning)
+        self._checkpoints = Checkpoints(settings.folder, keep=settings.keep, warn=watcher.on_warning, writes=writes)
         try:
-            self._open(self._checkpoints, resume, settings.force)
+            if writes or resume:
+                self._open(self._checkpoints, resume, settings.force)
         except BaseException:
             self._checkpoints.close()
             raise
@@ -116,6 +128,12 @@ class Keeper(Generic[W]):
     def seconds(self) -> float:
         """How long the run has taken so far, in all processes that carried it."""
         return self._seconds_before + time.perf_counter() - self._began
+
+    @property
+    def taken_up(self) -> Tensor:
+        """Where the run was when it was taken up: fittings that were over, and steps of the one at hand."""
+        at_hand = None if self._resumed is None else self._resumed["fitting"]
+        return torch.tensor([len(self._results), 0 if at_hand is None else at_hand["steps"]])
 
     def carry(self, fitting: Fitting) -> None:
         """Bring the run's next fitting to its end.
@@ -178,6 +196,8 @@ class Keeper(Generic[W]):
         self._seconds_before = found.state["seconds"]
 
     def _at_rest(self, fitting: Fitting, moment: Moment) -> None:
+        if not self._writes:
+            return
         self._epochs += moment == "epoch"
         passed = {
             "seconds": time.monotonic() - self._last_time,
@@ -194,7 +214,7 @@ class Keeper(Generic[W]):
 
     def _save(self, fitting: Fitting | None) -> None:
         """Write a checkpoint; if that fails the training goes on, and the last one stays."""
-        if self._checkpoints is None:
+        if self._checkpoints is None or not self._writes:
             return
         state = {
             "fitting": None if fitting is None else fitting.state_dict(),
