@@ -172,10 +172,7 @@ def compress(
             strength=strength,
         ),
     )
-    missed = target.missed_by(result, accuracy_before) if target else None
-    if missed:
-        raise TargetError(missed, result)
-    return result
+    return _held_to(target, result, accuracy_before)
 
 
 def pack(
@@ -611,6 +608,14 @@ def _steering(
         size=lambda quantized: beside + codec.measure(CompressedModel(dict(quantized)), coder, **options),
         how=settings.quantization,
     )
+
+
+def _held_to(target: Target | None, result: Result, accuracy_before: float | None) -> Result:
+    """`result`, unless it misses the target."""
+    missed = target.missed_by(result, accuracy_before) if target else None
+    if missed:
+        raise TargetError(missed, result)
+    return result
 
 
 def _towards(target: Target | None, posterior: Posterior, ending: Ending, accuracy_before: float | None) -> Result:
