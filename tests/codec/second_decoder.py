@@ -15,11 +15,11 @@ ROLES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
 MEMBERS = [ROLES[:2], ROLES[:1], ROLES[1:2], ROLES, ROLES[:4], [None]]
 
 # start weights and rate
-CELLS = ((63800, 13378, 4924, 704, 22070, 598, 49835, 5640, 14420, 20279), 7)
+CELLS = ((58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538), 13)
 VALUES = ((9000, 5000, 1000, 13000, 10000, 4000), 20)
 FLAGS = ((20000, 20000, 20000, 20000, 20000), 120)
 RAW = ((14000, 14000, 14000, 14000, 14000), 24)
-PRIORS = (83, 355, 456, 63, 63, 63, 63, 63, 63, 456)
+PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 
 
 def read(blob: bytes) -> dict:
@@ -355,8 +355,10 @@ class Context:
         def odds(pair: list[int], index: int) -> int:
             return ln(pair[1] + assumed[index][1]) - ln(pair[0] + assumed[index][0])
 
+        above = None
         for row in (row for row, live in enumerate(rows) if live):
-            in_kernel = last = 0
+            in_kernel = last = found = 0
+            level, since = above is not None, None
             for column in range(width):
                 in_kernel = 0 if column % kernel == 0 else in_kernel
                 if not columns[column]:
@@ -379,26 +381,42 @@ class Context:
                 unit = 1 + min(units[column * len(units) // width], 7) if units else 0
                 in_row = bucket(evidence[1, row])
                 pair = min(in_kernel, 7) + 8 * (bool(near[0]) + bool(near[2])) if kernel > 1 else min(crowd, 9)
+                wide = sum(map(bool, out[max(at - 4, row * width) : at]))
+                for back in (lag, 2 * lag, 3 * lag) if lag > 2 else ():
+                    wide += sum(map(bool, out[max(at - back - 4, row * width) : max(min(at - back + 5, at), 0)]))
+                twin = above is not None and out[above * width + column] > 0
+                if level:
+                    order = 3 + min(found, 2) if twin else 2
+                else:
+                    order = 0 if since is None else 6 + min(since.bit_length(), 7)
                 keys = [
                     0,
                     (1, row),
                     (2, column),
                     (3, *map(bool, up), bool(channel), min(crowd, 3)),
                     (4, *map(bool, near[:6])),
-                    (5, min(crowd, 9), in_row),
+                    (5, min(wide, 15), in_row),
                     (6, unit),
                     (7, in_row, bucket(evidence[2, column])),
                     (8, pair),
+                    (9, order),
                 ]
                 base = odds(evidence[0], 0)
                 inputs = [base] + [odds(evidence[key], index) - base for index, key in enumerate(keys) if index]
                 around = [column] + [column + sign * step for step in (1, lag) if step for sign in (-1, 1)]
                 pairs = [evidence[2, place] for place in around if 0 <= place < width]
-                inputs.append(odds([sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)], 9) - base)
+                inputs.append(odds([sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)], 10) - base)
                 bit = self.cell_mixer.code(self, inputs)
                 for key in keys:
                     evidence.learn(key, bit, 1 << 20)
                 in_kernel += bit
+                found += bit
+                if level and bit != twin:
+                    level, since = False, 0
+                elif bit:
+                    since = None
+                elif since is not None:
+                    since += 1
                 if bit:
                     left, back, back_left, back_right = near[0], near[2], near[3], near[4]
                     count = 2 * bool(left) + 2 * bool(back) + bool(back_left) + bool(back_right)
@@ -412,6 +430,7 @@ class Context:
                     rank = self.value_of(contexts, values, levels, value_evidence, shared)
                     out[at] = rank + 1
                     last = 1 + (rank >> max(levels - 2, 0))
+            above = row
 
     def value_of(self, contexts, values, levels, evidence, shared) -> int:
         node = 1

@@ -17,18 +17,20 @@ from bayeszip.codec.rangecoder import code_bit
 __all__ = ["Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
-_CELL_WEIGHTS = (63800, 13378, 4924, 704, 22070, 598, 49835, 5640, 14420, 20279)
+_CELL_WEIGHTS = (58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538)
 _VALUE_WEIGHTS = (9000, 5000, 1000, 13000, 10000, 4000)
 _FLAG_WEIGHTS = (20000, 20000, 20000, 20000, 20000)
-_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 7, 20, 120
+_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 13, 20, 120
 _MOST = 1 << 20
-#: assumed evidence, in 1/16 of a count: for the tensor, its rows, its columns, and the other contexts
-_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR, _CONTEXT_PRIOR = 83, 355, 456, 63
+#: the evidence that each input of a cell assumes beforehand, in 1/16 of a count
+_CELL_PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 _VALUE_PRIOR = _FLAG_PRIOR = 8
 
 # Where the contexts of a cell keep their evidence; rows and columns follow.
-_TENSOR, _ABOVE, _NEAR, _BUSY, _UNIT, _JOINT, _KERNEL, _ROWS = 0, 1, 65, 129, 249, 258, 402, 426
+_TENSOR, _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, _ROWS = 0, 1, 65, 129, 321, 330, 474, 498, 512
 _BUCKETS = 12
+#: the wide neighbourhood of a cell: columns to either side, and rows back at the lag
+_REACH, _ROWS_BACK = 4, 3
 _CELL_INPUTS = len(_CELL_WEIGHTS)
 _VALUE_INPUTS = len(_VALUE_WEIGHTS)
 #: value contexts beyond the plain ones see only the first eight decisions of a value
@@ -65,6 +67,7 @@ class Mixture(NamedTuple):
         inputs: their log-odds.
         value_evidence: of all contexts of a value; `shared` holds that of all tensors with the same codebook.
         near: the value's contexts: class of the last value in the row, mean of the neighbours, the nearest, the pair.
+        before: the weights of the row at hand before each column.
     """
 
     evidence: np.ndarray
@@ -76,13 +79,13 @@ class Mixture(NamedTuple):
     value_places: np.ndarray
     value_inputs: np.ndarray
     near: np.ndarray
+    before: np.ndarray
 
     @classmethod
     def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "Mixture":
         share = _share(survey.density)
-        priors = [_TENSOR_PRIOR, _ROW_PRIOR, _COLUMN_PRIOR] + [_CONTEXT_PRIOR] * 6 + [_COLUMN_PRIOR]
-        ones = [max(1, prior * share >> 16) for prior in priors]
-        assumed = [(max(1, prior - one), one) for prior, one in zip(priors, ones, strict=True)]
+        ones = [max(1, prior * share >> 16) for prior in _CELL_PRIORS]
+        assumed = [(max(1, prior - one), one) for prior, one in zip(_CELL_PRIORS, ones, strict=True)]
         shallow = min(1 << levels, _SHALLOW)
         return cls(
             evidence=np.zeros((_ROWS + view.rows + view.columns, 2), dtype=np.int32),
@@ -94,6 +97,7 @@ class Mixture(NamedTuple):
             value_places=np.zeros(_VALUE_INPUTS, dtype=np.int64),
             value_inputs=np.zeros(_VALUE_INPUTS, dtype=np.int64),
             near=np.zeros(4, dtype=np.int64),
+            before=np.zeros(view.columns + 1, dtype=np.int32),
         )
 
 
@@ -155,31 +159,71 @@ def code_mixed(
 
     `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown.
     """
+    order, above = np.zeros(3, dtype=np.int64), -1
     for row in range(rows.size):
         if not rows[row]:
             continue
         in_kernel = last = until = 0
+        order[_LEVEL], order[_SINCE], order[_FOUND] = above >= 0, -1, 0
         for column in range(columns.size):
             if column == until:
                 in_kernel = 0
                 until += kernel
+            model.before[column + 1] = model.before[column]
             if not columns[column]:
                 continue
             place = row * columns.size + column
             around = _around(symbols, place, row, column, columns.size, kernel, lag)
-            _see(model, row, column, rows.size, columns.size, around, int(units[column]), in_kernel, kernel, lag)
+            twin = 1 if above >= 0 and symbols[above * columns.size + column] else 0
+            _see(model, row, column, rows.size, columns.size, around, int(units[column]), in_kernel, kernel, lag,
+                 _order_context(order, twin))  # fmt: skip
             probability = mix(cell_weights, model.inputs)
             bit = code_bit(state, buffer, probability, 1 if symbols[place] else 0)
             sway(cell_weights, model.inputs, bit, probability, _CELL_RATE)
             for index in range(_CELL_INPUTS - 1):
                 learn(model.evidence, model.places[index], bit, _MOST)
             in_kernel += bit
+            model.before[column + 1] += bit
+            _follow(order, bit, twin)
             if bit:
                 _look_around(symbols, place, around, lag, levels, model.near)
                 model.near[0] = last
                 rank = _code_value(state, buffer, int(symbols[place]) - 1, values, levels, value_weights, model)
                 symbols[place] = rank + 1
                 last = 1 + (rank >> max(levels - 2, 0))
+        above = row
+
+
+# Where a row stands in order to the live row above it: whether they are level so far (weights in the same places), the
+# cells since they weren't (−1 from the next weight on), and the weights found. In a sorted matrix, a row that is level
+# has no weight where the one above has none.
+_LEVEL, _SINCE, _FOUND = range(3)
+
+
+@compiled
+def _order_context(order: np.ndarray, twin: int) -> int:
+    """A cell's context by its row's order; `twin`: whether the cell above, in the live row above, holds a weight."""
+    if order[_LEVEL]:
+        return 3 + min(int(order[_FOUND]), 2) if twin else 2
+    if order[_SINCE] < 0:
+        return 0
+    bits, since = 0, int(order[_SINCE])
+    while since:
+        since >>= 1
+        bits += 1
+    return 6 + min(bits, 7)
+
+
+@compiled
+def _follow(order: np.ndarray, bit: int, twin: int) -> None:
+    """Takes note of a cell that was coded."""
+    order[_FOUND] += bit
+    if order[_LEVEL] and bit != twin:
+        order[_LEVEL], order[_SINCE] = 0, 0
+    elif bit:
+        order[_SINCE] = -1
+    elif order[_SINCE] >= 0:
+        order[_SINCE] += 1
 
 
 # The neighbours of a cell that are known already, as bits.
@@ -233,6 +277,7 @@ def _see(
     in_kernel: int,
     kernel: int,
     lag: int,
+    order: int,
 ) -> None:
     """Finds the contexts of a cell and their log-odds."""
     evidence, assumed, places, inputs = model.evidence, model.assumed, model.places, model.inputs
@@ -246,10 +291,11 @@ def _see(
     places[2] = _ROWS + rows + column
     places[3] = _ABOVE + (around >> 8) + 16 * min(crowd, 3)
     places[4] = _NEAR + (around & 63)
-    places[5] = _BUSY + min(crowd, 9) * _BUCKETS + in_row
+    places[5] = _WIDE + min(_wide(model.before, column, lag), 15) * _BUCKETS + in_row
     places[6] = _UNIT + unit
     places[7] = _JOINT + in_row * _BUCKETS + _bucket(evidence, _ROWS + rows + column)
     places[8] = _KERNEL + (min(in_kernel, 7) + 8 * ((around & 1) + (around >> 2 & 1)) if kernel > 1 else min(crowd, 9))
+    places[9] = _ORDER + order
     base = log_odds(evidence, _TENSOR, assumed[0, 1], assumed[0, 0])
     inputs[0] = base
     for index in range(1, _CELL_INPUTS - 1):
@@ -257,6 +303,19 @@ def _see(
     ones, zeros = _beside(evidence, _ROWS + rows, column, columns, lag)
     last = _CELL_INPUTS - 1
     inputs[last] = log_count(ones + assumed[last, 1]) - log_count(zeros + assumed[last, 0]) - base
+
+
+@compiled
+def _wide(before: np.ndarray, column: int, lag: int) -> int:
+    """The weights in the wide neighbourhood: four columns before, and four to either side up to three lags back."""
+    found = int(before[column]) - int(before[max(column - _REACH, 0)])
+    if lag > 2:
+        for back in range(1, _ROWS_BACK + 1):
+            middle = column - back * lag
+            first, end = max(middle - _REACH, 0), min(middle + _REACH + 1, column)
+            if end > first:
+                found += int(before[end]) - int(before[first])
+    return found
 
 
 @compiled
