@@ -1,5 +1,7 @@
 """Steps recorded on a GPU end where steps taken one by one do."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from bayeszip.data import Batches
 from bayeszip.fitting import Phase, Watcher, fit
 from bayeszip.fitting import loop as fitting_loop
+from bayeszip.fitting import recorded as recorded_steps
 from bayeszip.fitting.recorded import can_be_recorded
 from bayeszip.variational import MixturePrior, to_variational
 
@@ -38,6 +41,7 @@ def trained(device: str, noise: bool) -> tuple[nn.Module, MixturePrior]:
 @pytest.mark.gpu
 @needs_gpu
 def test_recorded_steps_are_the_same_steps(monkeypatch):
+    monkeypatch.setattr(recorded_steps, "_reduced_precision", contextlib.nullcontext)
     recorded, its_prior = trained("cuda", noise=False)
     monkeypatch.setattr(fitting_loop, "can_be_recorded", lambda batches, device: False)
     plain, prior = trained("cuda", noise=False)

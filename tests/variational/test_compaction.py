@@ -87,11 +87,16 @@ def test_again_as_more_is_pruned():
     with torch.no_grad():
         network.fc1.weight_log_sigma2[:7] = 10
         network.fc1.bias_log_sigma2[:7] = 12
-    compact(network, LIMIT, nothing)
-    assert torch.equal(network.fc1.live.rows, rows[7:])
+    assert not compact(network, LIMIT, nothing)  # not worth it yet
+    assert torch.equal(network.fc1.live.rows, rows)
+    with torch.no_grad():
+        network.fc1.weight_log_sigma2[:70] = 10
+        network.fc1.bias_log_sigma2[:70] = 12
+    assert compact(network, LIMIT, nothing)
+    assert torch.equal(network.fc1.live.rows, rows[70:])
     expand(network)
-    assert (network.fc1.weight[rows[:7]] == 0).all()
-    assert (network.fc1.weight[rows[7:]] != 0).any(dim=1).all()
+    assert (network.fc1.weight[rows[:70]] == 0).all()
+    assert (network.fc1.weight[rows[70:]] != 0).any(dim=1).all()
 
 
 def test_noise_and_gradients_live_where_the_layer_does():

@@ -406,7 +406,9 @@ class Fitting:
         phase, batches = self.phase, cast(ResidentBatches, self.batches)
         if self._recorded is None:
             optimizer, source = cast(torch.optim.Optimizer, self.optimizer), cast(torch.Generator, self._source)
-            self._recorded = RecordedSteps(self.problem, phase, optimizer, batches, source, self.sums)
+            self._recorded = RecordedSteps(
+                self.problem, phase, optimizer, batches, source, self.sums, self.watcher.on_warning
+            )
 
         def on_step(step: int) -> None:
             if step % STEPS_A_LOOK == 0:

@@ -18,7 +18,7 @@ from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
 __all__ = ["RecordedSteps", "can_be_recorded"]
 
 #: Steps taken as they are before the recording: kernels are chosen and states made at the first ones.
-WARM_UP = 3
+WARM_UP = 2
 
 #: Recording is for one thread at a time; replaying is not.
 _recording = threading.Lock()
@@ -41,6 +41,7 @@ class RecordedSteps:
     Args:
         noise: the source of the layers' noise, which a replay must move on.
         sums: to which every step adds the parts of its loss.
+        on_warning: told why a step can't be recorded, if so.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RecordedSteps:
         batches: Batches,
         noise: torch.Generator,
         sums: Tensor,
+        on_warning: Callable[[str], None],
     ) -> None:
         self._problem, self._phase, self._optimizer, self._batches = problem, phase, optimizer, batches
         device = batches.inputs.device
@@ -58,7 +60,7 @@ class RecordedSteps:
         self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
         self._dials = torch.zeros(full, len(Dials._fields), device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self._noise, self._sums = noise, sums
+        self._noise, self._sums, self._on_warning = noise, sums, on_warning
         self._graph: torch.cuda.CUDAGraph | None = None
         self._resists = False
 
@@ -110,8 +112,10 @@ class RecordedSteps:
             self._counter += 1
             self._take(self._dials_in(line), rows)
             graph.capture_end()
-        except RuntimeError:
+        except RuntimeError as error:
             self._resists = True
+            reason = str(error).partition("\n")[0]
+            self._on_warning(f"phase {self._phase.name}: steps are taken one by one, which is slower: {reason}")
             # Ends the recording; what was wrong with it is known.
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()

@@ -15,13 +15,16 @@ from bayeszip.variational.layers import Live, VariationalLayer
 
 __all__ = ["compact", "expand"]
 
+#: Layers are compacted if at most this share of the weights computed so far would be left: new shapes cost time too.
+WORTHWHILE = 0.9
+
 #: What happened to a parameter, for whatever else has its shape, such as an optimizer's state.
 Selection = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.Parameter, Selection], None]) -> bool:
-    """Compact every layer that can be, in place; again and again as more weights are pruned.
+    """Compact every layer that can be, in place, if that is worth it; again and again as more weights are pruned.
 
     Args:
         log_alpha_limit: a weight counts as pruned where log α ≥ this.
@@ -30,20 +33,32 @@ def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.P
     Returns:
         Whether anything changed.
     """
-    changed = False
-    for layer in _compactable_layers(module):
-        row_alive, column_alive = _alive(layer, log_alpha_limit)
-        if row_alive.all() and column_alive.all():
-            continue
-        changed = True
-        rows, columns = _indices(row_alive), _indices(column_alive)
-        before = layer.live or _everything(layer)
-        layer.live = Live(before.rows[rows], before.columns[columns], before.full_shape)
-        for name, parameter in layer.named_parameters(recurse=False):
-            select = _block(rows, columns) if name.startswith("weight") else _entries(rows)
-            parameter.data, parameter.grad = select(parameter.data), None
-            on_select(parameter, select)
-    return changed
+    alive = [(layer, *_alive(layer, log_alpha_limit)) for layer in _compactable_layers(module)]
+    before = sum(layer.weight.numel() for layer, _, _ in alive)
+    after = sum(_size(layer, rows, columns) for layer, rows, columns in alive)
+    if after > WORTHWHILE * before:
+        return False
+    for layer, row_alive, column_alive in alive:
+        if not (row_alive.all() and column_alive.all()):
+            _compact_layer(layer, _indices(row_alive), _indices(column_alive), on_select)
+    return True
+
+
+def _size(layer: VariationalLayer, row_alive: Tensor, column_alive: Tensor) -> int:
+    """How many weights a layer would compute."""
+    kernel = layer.weight[0, 0].numel()
+    return int(row_alive.sum()) * int(column_alive.sum()) * kernel
+
+
+def _compact_layer(
+    layer: VariationalLayer, rows: Tensor, columns: Tensor, on_select: Callable[[nn.Parameter, Selection], None]
+) -> None:
+    before = layer.live or _everything(layer)
+    layer.live = Live(before.rows[rows], before.columns[columns], before.full_shape)
+    for name, parameter in layer.named_parameters(recurse=False):
+        select = _block(rows, columns) if name.startswith("weight") else _entries(rows)
+        parameter.data, parameter.grad = select(parameter.data), None
+        on_select(parameter, select)
 
 
 @torch.no_grad()
