@@ -1,13 +1,17 @@
 """The progress display: plain lines without a terminal, a bar with the time left in one."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from bayeszip.fitting import EpochStats, Phase
-from bayeszip.progress import TrainingProgress
+from bayeszip.errors import ModelError
+from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
+from bayeszip.variational import to_variational
 
 PHASES = (Phase(name="l2", epochs=2, noise=False), Phase(name="vd", epochs=3, tau1=1.0))
 
@@ -59,3 +63,60 @@ def test_what_is_not_known_is_left_out():
     text = shown([stats(epoch=3, accuracy=None, zeros=0.0, bytes=None, kl=0.0)], terminal=False)
     for absent in ("validation", "zeros", "file", "divergence"):
         assert absent not in text
+
+
+class Listing(Watcher):
+    """Keeps what it is told."""
+
+    def __init__(self, factor=1.0):
+        self.told, self.factor = [], factor
+
+    def on_phase(self, phase, network, prior):
+        self.told.append(("phase", phase.name))
+
+    def on_batch(self, phase, done):
+        self.told.append(("batch", done))
+
+    def on_epoch(self, stats, network, prior):
+        self.told.append(("epoch", stats.epoch))
+
+    def strength(self):
+        return self.factor
+
+
+def test_several_watchers_are_all_told():
+    watchers = Listing(0.5), Listing(4.0)
+    together = Watchers(*watchers)
+    together.on_phase(PHASES[1], nn.Identity(), None)
+    together.on_batch(PHASES[1], 0.5)
+    together.on_epoch(stats(epoch=2), nn.Identity(), None)
+    assert watchers[0].told == watchers[1].told == [("phase", "vd"), ("batch", 0.5), ("epoch", 2)]
+    assert together.strength() == 2.0
+    assert Watchers().strength() == 1.0
+
+
+def test_tensorboard_gets_every_epoch_under_its_number(tmp_path):
+    network = nn.Linear(3, 2)
+    to_variational(network)
+    log = TensorBoardLog(tmp_path, PHASES)
+    log.on_epoch(stats("l2", 2, 2, kl=0.0, zeros=0.0, bytes=None), nn.Linear(3, 2), None)
+    log.on_epoch(stats("vd", 1, 3), network, None)
+    log.on_epoch(stats("vd", 3, 3, bytes=1234), network, None)
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    scalars = {
+        name: [(event.step, round(event.value, 4)) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+    # l2 has two epochs, so vd's first is the third.
+    assert scalars["size/bytes"] == [(3, 4321), (5, 1234)]
+    assert scalars["loss/data"] == [(2, 0.25), (3, 0.25), (5, 0.25)]
+    assert scalars["loss/divergence"] == [(3, 0.5), (5, 0.5)]
+    assert "loss/mixture" not in scalars
+    assert events.Tags()["histograms"] == ["weights/weight", "weights/bias"]
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ModelError, match=r"bayeszip\[tensorboard\]"):
+        TensorBoardLog(tmp_path, PHASES)

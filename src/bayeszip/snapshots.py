@@ -1,6 +1,7 @@
 """What a run keeps of its weights: small histograms, and the mixture over them, at a few moments of the training."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -91,19 +92,29 @@ def _snapshots(held: dict[str, Any]) -> Snapshots:
 
 
 def _moment(held: dict[str, Any]) -> Snapshot:
-    mixture = held["mixture"]
+    mixture, reach = held["mixture"], float(held["reach"])
     counts, kept = (tuple(int(count) for count in held[name]) for name in ("counts", "kept"))
-    if len(counts) != BINS or len(kept) != BINS:
-        raise ValueError(f"histograms have {BINS} bins, not {len(counts)} and {len(kept)}")
+    if len(counts) != BINS or len(kept) != BINS or min(*counts, *kept) < 0:
+        raise ValueError(f"histograms have {BINS} counts, none below zero")
+    if not (math.isfinite(reach) and reach > 0):
+        raise ValueError(f"bins can't reach from {-reach} to {reach}")
     return Snapshot(
         phase=str(held["phase"]),
         epoch=int(held["epoch"]),
         epochs=int(held["epochs"]),
-        reach=float(held["reach"]),
+        reach=reach,
         counts=counts,
         kept=kept,
-        mixture=None if mixture is None else MixtureShape(**{k: tuple(map(float, v)) for k, v in mixture.items()}),
+        mixture=None if mixture is None else _mixture(mixture),
     )
+
+
+def _mixture(held: dict[str, Any]) -> MixtureShape:
+    means, stds, proportions = (tuple(map(float, held[name])) for name in ("means", "stds", "proportions"))
+    numbers = (*means, *stds, *proportions)
+    if not len(means) == len(stds) == len(proportions) or not all(map(math.isfinite, numbers)) or min(stds) <= 0:
+        raise ValueError("a mixture has as many means as standard deviations above 0 and proportions, all finite")
+    return MixtureShape(means, stds, proportions)
 
 
 class SnapshotRecorder(Watcher):

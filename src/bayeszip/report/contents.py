@@ -1,7 +1,6 @@
 """All that a report shows, gathered once: the page and the plots draw the same data."""
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from bayeszip.report.first_layer import Picture, first_layer, values_of
 from bayeszip.report.quoted import Quoted, quoted_for
 from bayeszip.report.run import Run, read_run
 from bayeszip.snapshots import BINS
-from bayeszip.tensors import CompressedModel, QuantizedTensor
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
 __all__ = ["Contents", "Curve", "Layer", "Point", "Span", "Values", "gather"]
 
@@ -115,7 +114,7 @@ class Contents:
         points = [
             (number, scale * value)
             for number, stats in enumerate(self._history(), start=1)
-            if (value := getattr(stats, figure)) is not None and math.isfinite(value) and (value or figure == "nll")
+            if (value := getattr(stats, figure)) is not None and (value or figure == "nll")
         ]
         return Curve(label, tuple(epoch for epoch, _ in points), tuple(value for _, value in points))
 
@@ -247,8 +246,8 @@ def _binned(model: CompressedModel, counts: dict[float, int], zeros: int) -> Val
     if counts:
         values, weights = np.array(list(counts)), np.array(list(counts.values()))
     else:
-        floating = [values_of(tensor).reshape(-1) for name, tensor in model.tensors.items() if not is_index(name)]
-        values = np.concatenate(floating) if floating else np.zeros(0)
+        raw = [tensor for tensor in model.tensors.values() if isinstance(tensor, RawTensor) and "float" in tensor.dtype]
+        values = np.concatenate([np.zeros(0), *(values_of(tensor).reshape(-1) for tensor in raw)])
         zeros, values = int(np.count_nonzero(values == 0)), values[values != 0]
         weights = np.ones(len(values), dtype=np.int64)
     reach = float(np.abs(values).max(initial=0.0)) or 1.0

@@ -1,8 +1,9 @@
 """The report's charts as PNG and SVG files, drawn by matplotlib from the same data as the page."""
 
 import io
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def _draw_weights(figure: Figure, contents: Contents) -> None:
     last = panels[len(moments)]
     values = contents.values
     if values.width:
-        last.bar(values.values, values.counts, width=values.width, color=BLUE)
+        edges = values.values[0] + values.width * (np.arange(len(values.values) + 1) - 0.5)
+        last.stairs(values.counts, edges, fill=True, color=BLUE)
     else:
         last.vlines(values.values, 0.7, values.counts, color=BLUE)
         last.plot(values.values, values.counts, "o", color=BLUE, markersize=3.5)
@@ -122,9 +124,9 @@ def _draw_weights(figure: Figure, contents: Contents) -> None:
 
 def _draw_moment(axes: Axes, moment: Snapshot) -> None:
     width = 2 * moment.reach / BINS
-    middles = (np.arange(BINS) + 0.5) * width - moment.reach
-    axes.bar(middles, moment.counts, width=width, color=GREY)
-    axes.bar(middles, moment.kept, width=width, color=BLUE)
+    edges = np.linspace(-moment.reach, moment.reach, BINS + 1)
+    axes.stairs(moment.counts, edges, fill=True, color=GREY)
+    axes.stairs(moment.kept, edges, fill=True, color=BLUE)
     if moment.mixture is not None:
         places = np.linspace(-moment.reach, moment.reach, 481)
         counts = mixture_counts(moment.mixture, places, width, sum(moment.counts))
@@ -142,15 +144,27 @@ def _draw_first_layer(figure: Figure, contents: Contents) -> None:
         axes.set_title(_plain(f"{picture.tensor}: share of weights that are not zero; {picture.note}"))
         axes.grid(visible=False)
         return
-    columns = max(1, int(np.ceil(np.sqrt(1.6 * len(picture.tiles)))))
-    rows = max(1, -(-len(picture.tiles) // columns))
-    panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    reach = max((float(np.abs(tile).max()) for tile in picture.tiles), default=1.0) or 1.0
-    for axes in panels:
-        axes.axis("off")
-    for axes, tile in zip(panels, picture.tiles, strict=False):
-        axes.imshow(tile, cmap="RdBu", vmin=-reach, vmax=reach, interpolation="nearest")
-    figure.suptitle(_plain(f"{picture.tensor}: what each of {len(picture.tiles)} units looks at"), fontsize=10)
+    mosaic = _mosaic(picture.tiles)
+    reach = float(np.nanmax(np.abs(mosaic))) or 1.0
+    axes = figure.subplots()
+    axes.imshow(mosaic, cmap="RdBu", vmin=-reach, vmax=reach, interpolation="nearest")
+    axes.set_title(_plain(f"{picture.tensor}: what each of {len(picture.tiles)} units looks at"))
+    axes.axis("off")
+
+
+def _mosaic(tiles: Sequence[np.ndarray]) -> np.ndarray:
+    """All tiles as one image, side by side with gaps between them."""
+    height, width = tiles[0].shape if tiles else (1, 1)
+    gap = max(1, width // 8)
+    columns = max(1, math.ceil(math.sqrt(1.6 * len(tiles))))
+    rows = max(1, -(-len(tiles) // columns))
+    mosaic = np.full((rows * (height + gap), columns * (width + gap)), np.nan)
+    mosaic[0, 0] = 0.0
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, columns)
+        top, left = row * (height + gap), column * (width + gap)
+        mosaic[top : top + height, left : left + width] = tile
+    return mosaic
 
 
 def _draw_training(figure: Figure, contents: Contents) -> None:

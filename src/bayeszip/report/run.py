@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             accuracy=_share(held, "accuracy"),
             validation_accuracy=_share(held, "validation_accuracy"),
             validation_accuracy_before=_share(held, "validation_accuracy_before"),
-            seconds=float(held["seconds"]),
+            seconds=_finite(held["seconds"]),
             seed=int(held["seed"]),
             device=str(held["device"]),
             versions={str(name): str(version) for name, version in held["versions"].items()},
@@ -61,16 +63,29 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def _share(held: dict[str, Any], name: str) -> float | None:
-    return None if held.get(name) is None else float(held[name])
+    return None if held.get(name) is None else _finite(held[name])
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no figure")
+    return number
 
 
 def _epoch(held: dict[str, Any]) -> EpochStats:
     """An epoch's figures, each of the type it should have."""
-    kinds: dict[str, type] = {"phase": str, "epoch": int, "epochs": int, "weights_computed": int, "bytes": int}
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "phase": str,
+        "epoch": int,
+        "epochs": int,
+        "weights_computed": int,
+        "bytes": int,
+    }
     figures: dict[str, Any] = {}
     for field in dataclasses.fields(EpochStats):
         if field.name not in held and field.default is not dataclasses.MISSING:
             continue
         missing = field.name in ("accuracy", "bytes") and held[field.name] is None
-        figures[field.name] = None if missing else kinds.get(field.name, float)(held[field.name])
+        figures[field.name] = None if missing else kinds.get(field.name, _finite)(held[field.name])
     return EpochStats(**figures)

@@ -1,0 +1,140 @@
+"""Snapshots of a run's weights: every weight counted once, the mixture beside them, readable again."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayeszip.errors import DataError
+from bayeszip.fitting import EpochStats, Phase
+from bayeszip.snapshots import BINS, SnapshotRecorder, Snapshots, read_snapshots
+from bayeszip.variational import MixturePrior, to_variational, variational_weights
+
+VD = Phase(name="vd", epochs=4, tau1=1.0)
+SWS = Phase(name="vd+sws", epochs=2, tau1=1.0, tau2=0.02)
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+    to_variational(net)
+    return net
+
+
+def stats(phase, epoch):
+    return EpochStats(
+        phase=phase.name,
+        epoch=epoch,
+        epochs=phase.epochs,
+        seconds=1.0,
+        nll=0.1,
+        kl=0.1,
+        mixture=-0.1 if phase.tau2 else 0.0,
+        hyper_prior=0.0,
+        accuracy=None,
+        zeros=0.5,
+        weights_computed=1,
+    )
+
+
+def train(recorder, net, prior, *phases):
+    """Tell a recorder what a training would."""
+    for phase in phases:
+        recorder.on_phase(phase, net, prior)
+        for epoch in range(1, phase.epochs + 1):
+            recorder.on_epoch(stats(phase, epoch), net, prior)
+
+
+def test_moments_are_start_middle_and_end_of_each_phase(tmp_path):
+    train(SnapshotRecorder(tmp_path / "s.json"), network(), MixturePrior(5), VD, SWS)
+    taken = read_snapshots(tmp_path / "s.json")
+    moments = [(moment.phase, moment.epoch) for moment in taken.moments]
+    # The end of vd is the start of vd+sws.
+    assert moments == [("vd", 0), ("vd", 2), ("vd+sws", 0), ("vd+sws", 1), ("vd+sws", 2)]
+    assert [moment.mixture is not None for moment in taken.moments] == [False, False, True, True, True]
+    assert taken.shapes == {"0.weight": (5, 6), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}
+
+
+def test_every_weight_is_counted_where_it_lies(tmp_path):
+    net, prior = network(), MixturePrior(5, weight_std=0.2)
+    train(SnapshotRecorder(tmp_path / "s.json"), net, prior, SWS)
+    moment = read_snapshots(tmp_path / "s.json").moments[0]
+    weights = torch.cat([weight.theta.detach().flatten() for weight in variational_weights(net)])
+    expected, _ = np.histogram(weights.numpy(), BINS, (-moment.reach, moment.reach))
+    assert list(moment.counts) == expected.tolist()
+    assert sum(moment.counts) == 47
+    assert sum(moment.kept) == int(torch.count_nonzero(prior.assign(weights)))
+    assert sum(moment.mixture.proportions) == pytest.approx(1, abs=1e-3)
+    assert moment.mixture.means[0] == 0
+
+
+def test_weights_that_are_no_longer_computed_count_as_zeros(tmp_path):
+    recorder, net = SnapshotRecorder(tmp_path / "s.json"), network()
+    recorder.on_phase(VD, net, None)
+    with torch.no_grad():
+        net[0].weight.data, net[0].weight_log_sigma2.data = (
+            net[0].weight.data[:, :4],
+            net[0].weight_log_sigma2.data[:, :4],
+        )
+    recorder.on_epoch(stats(VD, 2), net, None)
+    first, later = read_snapshots(tmp_path / "s.json").moments
+    assert sum(first.counts) == sum(later.counts) == 47
+    assert later.counts[BINS // 2] >= 10
+
+
+def test_a_resumed_run_goes_on_where_it_was(tmp_path):
+    net, prior = network(), MixturePrior(5)
+    train(SnapshotRecorder(tmp_path / "whole.json"), net, prior, VD, SWS)
+    part = SnapshotRecorder(tmp_path / "part.json")
+    part.on_phase(VD, net, prior)
+    part.on_epoch(stats(VD, 2), net, prior)
+    resumed = SnapshotRecorder(tmp_path / "part.json")
+    resumed.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    # An epoch that the run had begun again is not recorded twice.
+    for epoch in (2, 3, 4):
+        resumed.on_epoch(stats(VD, epoch), net, prior)
+    train(resumed, net, prior, SWS)
+    assert (tmp_path / "part.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_networks_without_gaussian_weights_leave_nothing(tmp_path):
+    recorder = SnapshotRecorder(tmp_path / "s.json")
+    train(recorder, nn.Linear(3, 2), None, Phase(name="l2", epochs=2, noise=False))
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_a_few_kilobytes_are_enough(tmp_path):
+    train(SnapshotRecorder(tmp_path / "s.json"), network(), MixturePrior(17), VD, SWS)
+    assert (tmp_path / "s.json").stat().st_size < 12_000
+
+
+GOOD = {"phase": "vd", "epoch": 0, "epochs": 1, "reach": 1.0, "counts": [1] * BINS, "kept": [0] * BINS, "mixture": None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": [1]},
+        {"kept": [-1] * BINS},
+        {"reach": 0.0},
+        {"reach": float("nan")},
+        {"epoch": "first"},
+        {"mixture": {"means": [0.0], "stds": [0.0], "proportions": [1.0]}},
+        {"mixture": {"means": [0.0], "stds": [0.1, 0.1], "proportions": [1.0]}},
+        {"mixture": {"means": []}},
+    ],
+)
+def test_what_is_no_snapshot_is_refused(tmp_path, changes):
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"shapes": {}, "moments": [GOOD]}))
+    assert len(read_snapshots(path).moments) == 1
+    path.write_text(json.dumps({"shapes": {}, "moments": [GOOD | changes]}))
+    with pytest.raises(DataError, match=r"s\.json"):
+        read_snapshots(path)
+
+
+def test_nothing_taken_is_valid_too(tmp_path):
+    (tmp_path / "s.json").write_text(Snapshots().to_json())
+    assert read_snapshots(tmp_path / "s.json") == Snapshots()
