@@ -1,6 +1,7 @@
 """What all commands share: the application, its options, and how what goes wrong is told."""
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -77,6 +78,9 @@ def command(function: Command) -> Command:
 
 
 def _fail(message: str, status: int) -> NoReturn:
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        message = f"process {rank}: {message}"
     Console(stderr=True).print(f"[bold red]bayeszip:[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(status)
 

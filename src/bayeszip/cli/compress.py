@@ -23,6 +23,8 @@ from bayeszip.errors import RecipeError
 
 if TYPE_CHECKING:
     from bayeszip.fitting import Watcher
+    from bayeszip.fitting.batches import Batches
+    from bayeszip.pipeline import Result
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
 
@@ -74,6 +76,10 @@ def compress(
     log: Annotated[
         Log | None, typer.Option("--log", help="Write logs for TensorBoard into the folder of --run.")
     ] = None,
+    mixed_precision: Annotated[
+        str | None,
+        typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
+    ] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -87,23 +93,22 @@ def compress(
     `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
 
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
+
+    `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
     from bayeszip import models, pipeline
-    from bayeszip.files import check_writable, create_folder
+    from bayeszip.fitting.engine import leave
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.record import file_figures, write_record
 
     chosen = named_recipe(recipe).override(*(settings or ()))
     if log is not None and run is None:
         raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
     if (resume or force) and run is None:
         raise RecipeError("--resume goes on from the checkpoints of a run; name its folder with --run")
-    check_writable(output)
+    _check_places(output, run)
     checkpoints = None if run is None else Checkpointing(run / "checkpoints", checkpoint_every, keep, force)
-    if run is not None:
-        create_folder(run)
     target = pipeline.resolve_device(device)
     network = pipeline.build_seeded(model, seed)
     if weights is not None:
@@ -123,8 +128,31 @@ def compress(
             watcher=watcher,
             checkpoints=checkpoints,
             resume=resume,
+            mixed_precision=mixed_precision,
         )
-    figures = file_figures(result.network(), result.blob, loaders.test)
+    _deliver(result, loaders.test, output, run, as_json)
+    leave()
+
+
+def _check_places(output: Path, run: Path | None) -> None:
+    """Before the training: what can't be written after it is refused now."""
+    from bayeszip.files import check_writable, create_folder
+    from bayeszip.fitting.engine import is_main_process
+
+    if is_main_process():
+        check_writable(output)
+        if run is not None:
+            create_folder(run)
+
+
+def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, as_json: bool) -> None:
+    """Write the file and the record, and say what they are; of several processes the first does."""
+    from bayeszip.fitting.engine import is_main_process
+    from bayeszip.record import file_figures, write_record
+
+    if not is_main_process():
+        return
+    figures = file_figures(result.network(), result.blob, test)
     result.save(output)
     if run is not None:
         write_record(run, result, figures)
@@ -138,9 +166,13 @@ def compress(
 @contextlib.contextmanager
 def _watched(recipe: "Recipe", pretrain: bool, run: Path | None, log: Log | None) -> "Iterator[Watchers]":
     """A progress display, and what the folder of the run is to receive while the training goes on."""
+    from bayeszip.fitting.engine import is_main_process
     from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
     from bayeszip.snapshots import SNAPSHOTS, SnapshotRecorder
 
+    if not is_main_process():
+        yield Watchers()
+        return
     phases = recipe.scaled().sequence(pretrain)
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayeszip.errors import RecipeError
 from bayeszip.fitting.batches import Batches
 
-__all__ = ["Engine", "SingleProcess", "is_main_process", "local_rank", "make_engine"]
+__all__ = ["Engine", "SingleProcess", "is_main_process", "leave", "local_rank", "make_engine"]
 
 #: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
 PRECISIONS = ("no", "bf16")
@@ -146,3 +146,9 @@ def is_main_process() -> bool:
 def local_rank() -> int | None:
     """Which of several processes on this machine it is; None: it was launched alone."""
     return int(os.environ["LOCAL_RANK"]) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+def leave() -> None:
+    """At the end of a program: part from the other processes in good order, if there are any."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
