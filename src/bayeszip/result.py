@@ -24,7 +24,8 @@ class Fit:
     """How a network was retrained before it was coded."""
 
     recipe: Recipe
-    seed: int
+    #: None: the training loop was the caller's own.
+    seed: int | None
     conversion: Conversion
     accuracy_before: float | None
     seconds: float
@@ -77,7 +78,7 @@ class Result:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.fit is not None:
-            yield "recipe", f"{self.fit.recipe.name}, seed {self.fit.seed}"
+            yield "recipe", self.fit.recipe.name + ("" if self.fit.seed is None else f", seed {self.fit.seed}")
             if self.fit.target:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
             yield "time", f"{self.fit.seconds:.0f} s"

@@ -55,6 +55,8 @@ ELASTICITY = -0.45
 #: The most that one decision changes the strength, and its range, in logarithms.
 LARGEST_CHANGE = 1.0
 WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
+#: Where it begins, in units of the recipe's τ₁: weights that stayed too long are pruned later, dead ones hardly revive.
+START = math.log(0.1)
 #: Sizes fall like a power of the time passed; ever slower, so that a share of the last power is expected.
 SLOWING = 0.28
 #: Where to head for, in units of the budget: weights too many are cut, while weights too few don't come back.
@@ -161,7 +163,7 @@ class Steering(Watcher):
         self.phase = steered.name if steered else None
         self._phases = {phase.name: phase for phase in phases}
         self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
-        self.log_strength = 0.0
+        self.log_strength = START if steered else 0.0
 
     def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
         if phase.name in self._after:
