@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from bayeszip.data import Batches as ResidentBatches
 from bayeszip.errors import DataError, ModelError, TrainingError
 from bayeszip.fitting.batches import Batches
+from bayeszip.fitting.engine import in_precision
 from bayeszip.fitting.shares import LoaderShare, ResidentShare, Shared, SlicedShare, checksum
 
 if TYPE_CHECKING:
@@ -41,13 +42,13 @@ class ManyProcesses:
     is_plain = False
 
     def __init__(self, device: torch.device, mixed_precision: str, accumulate: int, seed: int) -> None:
-        self._accelerator = _accelerator(device, mixed_precision, seed)
+        self._accelerator = _accelerator(device, seed)
         self.accumulate = accumulate
         self.processes: int = self._accelerator.num_processes
         self.is_main: bool = self._accelerator.is_main_process
         self.weight = 1 / self.processes
         self._rank: int = self._accelerator.process_index
-        self._device = device
+        self._device, self._mixed_precision = device, mixed_precision
         self._shares: dict[int, Shared] = {}
 
     def share(self, batches: Batches) -> Batches:
@@ -71,8 +72,8 @@ class ManyProcesses:
         self.weight = weight
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        context: contextlib.AbstractContextManager[object] = self._accelerator.autocast()
-        return context
+        # Not accelerate's own: it has one precision for the life of a process.
+        return in_precision(self._mixed_precision, self._device)
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -139,7 +140,7 @@ class ManyProcesses:
             ) from error
 
 
-def _accelerator(device: torch.device, mixed_precision: str, seed: int) -> "Accelerator":
+def _accelerator(device: torch.device, seed: int) -> "Accelerator":
     try:
         from accelerate import Accelerator, DataLoaderConfiguration
     except ImportError as error:
@@ -149,7 +150,7 @@ def _accelerator(device: torch.device, mixed_precision: str, seed: int) -> "Acce
     # Batches are split, not multiplied: results don't depend on the number of processes.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=seed)
     try:
-        return Accelerator(cpu=device.type == "cpu", mixed_precision=mixed_precision, dataloader_config=loading)
+        return Accelerator(cpu=device.type == "cpu", dataloader_config=loading)
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the processes can't work together: {error}") from error
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayeszip.errors import RecipeError
 from bayeszip.fitting.batches import Batches
 
-__all__ = ["Engine", "SingleProcess", "is_main_process", "leave", "local_rank", "make_engine"]
+__all__ = ["Engine", "SingleProcess", "in_precision", "is_main_process", "leave", "local_rank", "make_engine"]
 
 #: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
 PRECISIONS = ("no", "bf16")
@@ -88,9 +88,7 @@ class SingleProcess:
         return batches
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self._mixed_precision == "no":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
+        return in_precision(self._mixed_precision, self._device)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         pass
@@ -136,6 +134,11 @@ def make_engine(
     from bayeszip.fitting.distributed import ManyProcesses
 
     return ManyProcesses(device, precision, accumulate, seed)
+
+
+def in_precision(mixed_precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Around whatever may be computed in bf16, if it may."""
+    return contextlib.nullcontext() if mixed_precision == "no" else torch.autocast(device.type, torch.bfloat16)
 
 
 def is_main_process() -> bool:
