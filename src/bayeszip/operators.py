@@ -91,6 +91,7 @@ def _recurrent(name: str, opcode: int, *more: Attribute) -> Operator:
 
 
 _REDUCTION = (Attribute("dims", "ints", (-1,)), Attribute("keepdim", "bool", False))
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 
 OPERATORS: dict[str, Operator] = {
@@ -240,13 +241,23 @@ OPERATORS: dict[str, Operator] = {
         Operator(
             "compare_scalar",
             92,
-            attributes=(
-                Attribute("relation", "choice", "eq", ("eq", "ne", "lt", "le", "gt", "ge")),
-                Attribute("value", "float", 0.0),
-            ),
+            attributes=(Attribute("relation", "choice", "eq", _RELATIONS), Attribute("value", "float", 0.0)),
         ),
         Operator("logical_not", 93),
+        # A floating-point type stands for the one that the network computes in.
         Operator("cast", 94, attributes=(Attribute("dtype", "choice", "float32", _DTYPES),)),
+        # Coordinates of a dimension of the first input, by the whole numbers in the second, which has one dimension.
+        Operator("take", 95, inputs=2, attributes=(Attribute("dim", "int", 1),)),
+        # Over one dimension.
+        Operator("argmax", 96, attributes=_REDUCTION),
+        Operator("cumsum", 97, attributes=(Attribute("dim", "int", -1),)),
+        Operator("compare", 98, inputs=2, attributes=(Attribute("relation", "choice", "eq", _RELATIONS),)),
+        Operator("sign", 99),
+        Operator("floor", 100),
+        # To the nearest whole number, of two the even one.
+        Operator("round", 101),
+        Operator("log1p", 102),
+        Operator("expm1", 103),
     )
 }
 

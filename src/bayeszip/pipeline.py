@@ -186,10 +186,12 @@ def pack(
     """Cluster and code a network as it is: no data, no training.
 
     Weight matrices and kernels (floating-point tensors of two or more dimensions) are quantized, each with shared
-    values of its own; everything else is kept bit for bit.
+    values of its own, whether they are frozen (`requires_grad=False`) or not; everything else is kept bit for bit.
+    Weights that are computed from other tensors (weight norms, parametrizations, pruning masks) go in as computed.
 
     Args:
-        model: a network, or the tensors of one by name.
+        model: a network, or the tensors of one by name; what `torch.compile` or data-parallel training wrapped around
+            it doesn't count.
         example_inputs: with them the graph is traced, dead units go, and the file loads without the class.
         components: how many shared values a tensor may take besides 0.
         max_error: instead of `components`, how far a weight may move, in units of its tensor's largest.
@@ -199,14 +201,19 @@ def pack(
         raise RecipeError(f"components must lie between 1 and 65,535, not {components}")
     if max_error is not None and not 0 < max_error < 1:
         raise RecipeError(f"max_error must lie between 0 and 1, not {max_error}")
-    tensors = dict(model) if isinstance(model, Mapping) else _weights_of(model)
+    network = None
+    if isinstance(model, Mapping):
+        tensors = graph.unwrapped_names(model)
+    else:
+        check_materialized(model)
+        network = graph.plain_copy(model)
+        tensors = {name: parameter.detach() for name, parameter in network.named_parameters()}
     quantized = {
         name: _packed(name, tensor, components, max_error) for name, tensor in tensors.items() if _is_packable(tensor)
     }
-    if isinstance(model, Mapping):
+    if network is None:
         kept = {name: quantized.get(name) or graph.to_raw(tensor, name) for name, tensor in tensors.items()}
         return coded(CompressedModel(kept), coding or Coding(), None)
-    network = copy.deepcopy(model).cpu().eval()
     write_weights(network, quantized)
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     return Form(network, inputs, coding or Coding()).code(quantized)
@@ -235,7 +242,7 @@ def verify(
         return None
     if model.graph is None:
         raise ModelError(f"{path} holds tensors without a graph, so there is nothing to run against")
-    network = copy.deepcopy(against).cpu().eval()
+    network = graph.plain_copy(against)
     traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
     return graph.prove_same(CompressedModel(graph.from_state(network, {}, traced), traced), model)
 
@@ -629,11 +636,6 @@ def _towards(target: Target | None, posterior: Posterior, ending: Ending, accura
         return smallest_accurate(posterior, how, lambda symbols: ending.finish(symbols, posterior), floor)
     symbols = within_bytes(posterior, how, ending.form(ending.network).size, budget)
     return ending.finish(symbols, posterior, budget)
-
-
-def _weights_of(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, each once, however often it is used."""
-    return {name: parameter.detach().cpu() for name, parameter in network.named_parameters()}
 
 
 def _is_packable(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayeszip.graph import from_state, to_module, trace
+from bayeszip.graph import UnknownOperator, UntraceableModel, from_state, to_module, trace
 from bayeszip.graph.liveness import drop_dead_units, shapes
 from bayeszip.graph.proof import prove_same
 from bayeszip.graph.rules import RULES
@@ -35,6 +35,27 @@ class TimeFirst(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output, (hidden, _) = self.lstm(x.transpose(0, 1))
         return output.transpose(0, 1) + hidden[0][:, None]
+
+
+class CrossAttention(nn.Module):
+    """Of packed projections only a part is applied to each input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(6, 2, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.layer(x, x.flip(1)[:, 1:], tgt_mask=mask, tgt_is_causal=True)
+
+
+class ComputedWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.encoder(x).relu(), self.encoder.weight.t(), self.encoder.bias.repeat(2)) @ torch.eye(6)
 
 
 VECTOR, IMAGE, SEQUENCE, SIGNAL, VOLUME = (6,), (4, 6, 6), (5, 6), (4, 9), (2, 4, 4, 4)
@@ -153,6 +174,76 @@ LAYERS |= {
     "softmax": (lambda x: x.softmax(-1) + x.log_softmax(1), SEQUENCE),
     "in place": (lambda x: (x * 1).add_(2).relu_().mul_(x), VECTOR),
 }  # fmt: skip
+LAYERS |= {
+    "repeat": (
+        lambda x: torch.cat([torch.ones(1, 1, 6).repeat(x.shape[0], 2, 1), x.repeat(1, 2, 1).tile(1, 1, 1)], 1),
+        SEQUENCE,
+    ),
+    "repeat interleave": (lambda x: x.repeat_interleave(2, 1), SEQUENCE),
+    "steps": (
+        lambda x: x[..., ::2] + x[..., 1::2] + x[:, ::3].mean(1, keepdim=True)[..., 1:5:2].sum(-1, keepdim=True),
+        SEQUENCE,
+    ),
+    "flip, roll": (lambda x: x.flip(1, -1) + torch.roll(x, (1, -2), (1, 2)) + x.roll(6, -1), IMAGE),
+    "indices": (lambda x: x[:, [2, 0]] + x.index_select(1, torch.tensor([3, 3])), IMAGE),
+    "indices in a shape": (lambda x: x[:, :, torch.tensor([[0, 1], [2, -1]])], SEQUENCE),
+    "pairs of indices": (
+        lambda x: (x @ x.transpose(1, 2))[:, torch.tensor([1, 2, 2]), torch.tensor([0, 0, 1])],
+        SEQUENCE,
+    ),
+    "largest, smallest": (
+        lambda x: x.max(1)[0] + x.min(1).values + x.amin(1) + torch.max(x, -x).sum(1) + torch.min(x, -x).sum(1),
+        SEQUENCE,
+    ),
+    "where the largest is": (lambda x: x.argmax(-1) + x.max(-1)[1] - 2 * x.argmin(2) + 3 * x.min(2).indices, SEQUENCE),
+    "deviation": (
+        lambda x: (
+            (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5) + x.var(1, unbiased=False, keepdim=True)
+        ),
+        SEQUENCE,
+    ),
+    "variance and mean": (lambda x: sum(torch.var_mean(x, dim=(2, 3))), IMAGE),
+    "norms": (
+        lambda x: x.norm(dim=-1) + x.norm(p=1, dim=-1) + torch.linalg.vector_norm(x, float("inf"), dim=-1),
+        SEQUENCE,
+    ),
+    "normalize": (lambda x: F.normalize(x, dim=1) + F.cosine_similarity(x, x * 2 + 1, dim=1)[:, None], SEQUENCE),
+    "cumulative sum": (lambda x: x.cumsum(1) + (x > 0).cumsum(-1), SEQUENCE),
+    "rounding": (lambda x: x.floor() + x.round() + x.ceil() + x % 2 + x // 3, VECTOR),
+    "more functions": (
+        lambda x: x.sign() * x.abs().log1p() + x.expm1() + 2**x + F.softshrink(x) + F.hardshrink(x),
+        VECTOR,
+    ),
+    "truth": (
+        lambda x: ((x > 0) & (x < 1)).float() + ((x > 1) | (x < -1)).float() + ((x > 0) ^ (x < 1)).float(),
+        VECTOR,
+    ),
+    "any, all": (lambda x: (x > 1).any(1).float() + 2 * (x > -1).all(1).float(), SEQUENCE),
+    "two values compared": (
+        lambda x: (x > x * 2).float() + (x.long() == (x * 2).long()).float() + torch.isnan(x),
+        VECTOR,
+    ),
+    "where numbers": (lambda x: x + torch.where(x > 0, 0.0, -float("inf")).clamp(min=torch.tensor(-9.0)), VECTOR),
+    "repeated heads": (
+        lambda x: F.scaled_dot_product_attention(
+            *(x.view(-1, 4, 3, 12)[:, :heads] for heads in (4, 2, 2)), enable_gqa=True
+        ),
+        IMAGE,
+    ),
+    "factors": (lambda x: torch.baddbmm(x[:, :, :5], x, x.transpose(1, 2), beta=0.5, alpha=2), SEQUENCE),
+    "narrow": (lambda x: x.narrow(1, 1, 3) + torch.tensor_split(x, (3,), 1)[0], SEQUENCE),
+    "local response": (nn.LocalResponseNorm(2), IMAGE),
+    "what only depends on the batch size": (
+        lambda x: (
+            x
+            + torch.arange(5).expand(x.shape[0], 5)[torch.arange(x.shape[0])[:, None], torch.arange(5)[None]][..., None]
+        ),
+        SEQUENCE,
+    ),
+    "unused random numbers": (lambda x: (torch.rand(3), x + 1)[1], VECTOR),
+    "cross attention": (Function(lambda x: x, CrossAttention()), SEQUENCE),
+    "computed weights": (Function(lambda x: x, ComputedWeights()), SEQUENCE),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -171,9 +262,29 @@ def test_the_graph_computes_what_the_module_does(name):
         x = torch.randn(batch, *shape)
         expected = module(x)
         assert torch.allclose(network(x), expected, atol=1e-5)
+        assert network(x).dtype == expected.dtype
         stated = shapes(model)[graph.outputs[0]]
         assert tuple(-size * batch if size < 0 else size for size in stated) == tuple(expected.shape)
     prove_same(model, drop_dead_units(model), torch.randn(2, *shape))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "message"),
+    [
+        (lambda x: x.sort(1)[0], VECTOR, r"'aten.sort.default', used in the network's own forward, is not in the"),
+        (lambda x: x + torch.rand(6), VECTOR, r"'aten.rand.default' that draws random numbers"),
+        (lambda x: x.mean(0, keepdim=True) + x, VECTOR, r"'aten.mean.dim' over the batch"),
+        (lambda x: x.flip(0), VECTOR, r"'aten.flip.default' along the batch"),
+        (lambda x: x + torch.arange(x.shape[0])[:, None], VECTOR, "on a sample's place in the batch"),
+        (lambda x: x / x.shape[0], VECTOR, "aten.div.Tensor"),
+        (lambda x: F.conv2d(x, x.mean((0, 2, 3)).reshape(1, 4, 1, 1)), IMAGE, r"'aten.mean.dim' over the batch"),
+        (lambda x: F.conv2d(x, torch.ones(1, 4, 1, 1) * 2), IMAGE, r"'aten.conv2d.default' with mul.* is computed"),
+        (lambda x: x[x > 0], VECTOR, "can't follow|is not in the closed list"),
+    ],
+)  # fmt: skip
+def test_what_no_graph_can_say_is_named(function, shape, message):
+    with pytest.raises((UnknownOperator, UntraceableModel), match=message):
+        trace(Function(function), torch.randn(2, *shape))
 
 
 def test_the_list_the_rules_and_the_functions_are_one():

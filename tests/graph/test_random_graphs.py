@@ -48,11 +48,15 @@ class Sketch:
         fitting = [
             at
             for at, shape in enumerate(self.shapes)
-            if len(shape) in ranks and shape[0] < 0 < min(shape[1:]) and at >= self.inputs
+            if len(shape) in ranks and shape[0] < 0 < min(shape[1:]) and self.is_number(at)
         ]
         if not fitting:
             raise ModelError("no such value yet")
         return fitting[-1 - min(self.draw(st.integers(0, 3)), len(fitting) - 1)]
+
+    def is_number(self, at: int) -> bool:
+        """Whether a value is no input, which its node stands for, and no truth value."""
+        return at >= self.inputs and self.nodes[at - self.inputs].op != "compare"
 
     def weight(self, *shape: int) -> str:
         """A quantized tensor of which whole rows and columns are zero."""
@@ -160,7 +164,7 @@ def pad(s: Sketch) -> None:
 
 def combine(s: Sketch) -> None:
     x = s.value(2, 3, 4)
-    alike = [at for at, shape in enumerate(s.shapes) if shape == s.shapes[x] and at >= s.inputs]
+    alike = [at for at, shape in enumerate(s.shapes) if shape == s.shapes[x] and s.is_number(at)]
     s.emit(s.choose("add", "mul", "sub", "maximum"), x, s.choose(*alike))
 
 
@@ -176,7 +180,7 @@ def concat(s: Sketch) -> None:
     rest = (*s.shapes[x][:dim], *s.shapes[x][dim + 1 :])
     alike = [
         at for at, shape in enumerate(s.shapes)
-        if len(shape) == len(s.shapes[x]) and (*shape[:dim], *shape[dim + 1 :]) == rest and at >= s.inputs
+        if len(shape) == len(s.shapes[x]) and (*shape[:dim], *shape[dim + 1 :]) == rest and s.is_number(at)
     ]  # fmt: skip
     s.emit("concat", x, s.choose(*alike), dim=dim)
 
@@ -228,7 +232,21 @@ def reshape(s: Sketch) -> None:
 
 
 def softmax(s: Sketch) -> None:
-    s.emit("softmax", s.value(2, 3), dim=-1)
+    s.emit(s.choose("softmax", "cumsum"), s.value(2, 3), dim=-1)
+
+
+def take(s: Sketch) -> None:
+    x = s.value(2, 3, 4)
+    dim = s.draw(st.integers(1, len(s.shapes[x]) - 1))
+    places = s.rng.integers(0, s.shapes[x][dim], s.draw(st.integers(1, 5)))
+    s.emit("take", x, s.emit("buffer", tensors=(s.store(RawTensor(places.astype("<i8"), "int64")),)), dim=dim)
+
+
+def choice(s: Sketch) -> None:
+    """One value or another, by which is larger."""
+    x = s.value(2, 3, 4)
+    other = s.emit("mul_scalar", x, value=s.choose(-1.0, 0.5))
+    s.emit("where", s.emit("compare", x, other, relation="gt"), x, other)
 
 
 def attention(s: Sketch) -> None:
@@ -288,7 +306,7 @@ def shared(s: Sketch) -> None:
     layer = s.choose(*layers)
     width = s.tensors[layer.tensors[0]].shape[1]
     fitting = [
-        at for at, shape in enumerate(s.shapes) if at >= s.inputs and shape[-1] == width and len(shape) in (2, 3)
+        at for at, shape in enumerate(s.shapes) if s.is_number(at) and shape[-1:] == (width,) and len(shape) in (2, 3)
     ]
     s.emit("linear", s.choose(*fitting), tensors=layer.tensors)
 
@@ -296,7 +314,7 @@ def shared(s: Sketch) -> None:
 GROWTH = (
     convolution, convolution, convolution, transposed_convolution, norm, norm, layer_norm, linear, linear, activation,
     activation, scalar, pool, resize, pad, combine, combine, excite, concat, part, select, reduce, to_sequence, flatten,
-    permute, reshape, softmax, attention, batch_folded, recurrent, parameter, shared,
+    permute, reshape, softmax, take, choice, attention, batch_folded, recurrent, parameter, shared,
 )  # fmt: skip
 
 

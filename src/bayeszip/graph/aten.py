@@ -1,13 +1,17 @@
-"""From ATen calls, as torch.export leaves them, to our operators: one table, `ATEN`."""
+"""From ATen calls, as torch.export leaves them, to our operators: one table, `ATEN`.
+
+Here one call becomes one of our operators; those that become several are in `composed`.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, shape_of
+from bayeszip.graph.composed import COMPOSED, reduced
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
 from bayeszip.operators import AttributeValue
 
 __all__ = ["ATEN"]
@@ -55,10 +59,12 @@ def _clamp(lowering: Lowering, call: Call) -> int:
     bounds = [call.get(name, None) for name in ("min", "max")]
     if call.name == "hardtanh":
         bounds = [call["min_val"], call["max_val"]]
-    if any(isinstance(each, fx.Node) for each in bounds):
+    numbers = [None if each is None else lowering.number(each) for each in bounds]
+    if any(each is not None and found is None for each, found in zip(bounds, numbers, strict=True)):
         raise call.unsupported("between tensors")
-    low = -math.inf if bounds[0] is None else float(bounds[0])
-    high = math.inf if bounds[1] is None else float(bounds[1])
+    low, high = (
+        default if each is None else each for each, default in zip(numbers, (-math.inf, math.inf), strict=True)
+    )
     return lowering.emit("clamp", [lowering.value(call.source)], min=low, max=high)
 
 
@@ -72,36 +78,28 @@ def _prelu(lowering: Lowering, call: Call) -> int:
     return lowering.emit("prelu", [lowering.value(call.source)], [lowering.tensor(call["weight"])])
 
 
-def _number(lowering: Lowering, argument: Any) -> float | None:
-    """An operand that is one number: written in the code, or a constant of one element."""
-    if isinstance(argument, fx.Node):
-        known = lowering.known(argument)
-        return float(known) if known is not None and known.ndim == 0 else None
-    return float(argument)
-
-
 def _add(lowering: Lowering, call: Call) -> int:
     return _sum(lowering, call, call.source, call["other"], call["alpha"])
 
 
 def _sub(lowering: Lowering, call: Call) -> int:
-    number = _number(lowering, call["other"])
+    number = lowering.number(call["other"])
     if number is None and call["alpha"] == 1:
         return lowering.emit("sub", [lowering.value(call.source), lowering.value(call["other"])])
     return _sum(lowering, call, call.source, call["other"], -call["alpha"])
 
 
 def _rsub(lowering: Lowering, call: Call) -> int:
-    negative = lowering.emit("neg", [lowering.value(call.source)])
-    number = _number(lowering, call["other"])
-    if number is None or call["alpha"] != 1:
-        raise call.unsupported("of two values")
+    number = lowering.number(call["other"])
+    if number is None:
+        return _sum(lowering, call, call["other"], call.source, -call["alpha"])
+    negative = lowering.emit("mul_scalar", [lowering.value(call.source)], value=-float(call["alpha"]))
     return lowering.emit("add_scalar", [negative], value=number)
 
 
 def _sum(lowering: Lowering, call: Call, first: Any, second: Any, factor: float) -> int:
     """first + factor·second."""
-    number = _number(lowering, second)
+    number = lowering.number(second)
     if number is not None:
         return lowering.emit("add_scalar", [lowering.value(first)], value=number * factor)
     other = lowering.value(second)
@@ -113,7 +111,7 @@ def _sum(lowering: Lowering, call: Call, first: Any, second: Any, factor: float)
 def _mul(lowering: Lowering, call: Call) -> int:
     first, second = call.source, call["other"]
     for one, other in ((first, second), (second, first)):
-        number = _number(lowering, other)
+        number = lowering.number(other)
         if number is not None:
             return lowering.emit("mul_scalar", [lowering.value(one)], value=number)
     return lowering.emit("mul", [lowering.value(first), lowering.value(second)])
@@ -121,15 +119,26 @@ def _mul(lowering: Lowering, call: Call) -> int:
 
 def _div(lowering: Lowering, call: Call) -> int:
     if "rounding_mode" in call and call["rounding_mode"] is not None:
-        raise call.unsupported("with rounding")
-    number = _number(lowering, call["other"])
+        return _rounded_div(lowering, call)
+    number = lowering.number(call["other"])
     if number is not None:
         return lowering.emit("div_scalar", [lowering.value(call.source)], value=number)
     return lowering.emit("div", [lowering.value(call.source), lowering.value(call["other"])])
 
 
+def _rounded_div(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["other"])
+    if call["rounding_mode"] != "floor" or number is None or not call.source.meta["val"].is_floating_point():
+        raise call.unsupported("with rounding, of whole numbers or by a value")
+    return lowering.emit("floor", [lowering.emit("div_scalar", [lowering.value(call.source)], value=number)])
+
+
 def _pow(lowering: Lowering, call: Call) -> int:
-    number = _number(lowering, call["exponent"]) if "exponent" in call else 2.0
+    number = lowering.number(call["exponent"]) if "exponent" in call else 2.0
+    if not isinstance(call.source, fx.Node) and float(call.source) > 0:
+        # A number to a power that varies: aˣ = exp(x ln a).
+        power = lowering.emit("mul_scalar", [lowering.value(call["exponent"])], value=math.log(float(call.source)))
+        return lowering.emit("exp", [power])
     if number is None or not isinstance(call.source, fx.Node):
         raise call.unsupported("to a power that varies")
     return lowering.emit("pow", [lowering.value(call.source)], exponent=number)
@@ -139,8 +148,14 @@ def _binary(op: str) -> Lower:
     return lambda lowering, call: lowering.emit(op, [lowering.value(call.source), lowering.value(call["other"])])
 
 
+def _round(lowering: Lowering, call: Call) -> int:
+    if call.get("decimals"):
+        raise call.unsupported("to decimals")
+    return lowering.emit("round", [lowering.value(call.source)])
+
+
 def _masked_fill(lowering: Lowering, call: Call) -> int:
-    number = _number(lowering, call["value"])
+    number = lowering.number(call["value"])
     if number is None:
         raise call.unsupported("with a value that varies")
     return lowering.emit("masked_fill", [lowering.value(call.source), lowering.value(call["mask"])], value=number)
@@ -149,19 +164,25 @@ def _masked_fill(lowering: Lowering, call: Call) -> int:
 def _where(lowering: Lowering, call: Call) -> int:
     mask = lowering.value(call["condition"])
     values = [call["self"], call["other"]]
-    numbers = [_number(lowering, each) for each in values]
+    numbers = [lowering.number(each) for each in values]
     if numbers[0] is not None and numbers[1] is None:
         return lowering.emit("masked_fill", [lowering.value(values[1]), mask], value=numbers[0])
     if numbers[1] is not None and numbers[0] is None:
         inverse = lowering.emit("logical_not", [mask])
         return lowering.emit("masked_fill", [lowering.value(values[0]), inverse], value=numbers[1])
+    if None not in numbers:
+        stored = [
+            lowering.constant(torch.tensor(number, dtype=call.node.meta["val"].dtype), call.node) for number in numbers
+        ]
+        return lowering.emit("where", [mask, *stored])
     return lowering.emit("where", [mask, *(lowering.value(each) for each in values)])
 
 
 def _compare(lowering: Lowering, call: Call) -> int:
-    number = _number(lowering, call["other"])
+    number = lowering.number(call["other"])
     if number is None:
-        raise call.unsupported("of two values")
+        values = [lowering.value(call.source), lowering.value(call["other"])]
+        return lowering.emit("compare", values, relation=call.name)
     return lowering.emit("compare_scalar", [lowering.value(call.source)], relation=call.name, value=number)
 
 
@@ -171,25 +192,24 @@ def _logical_not(lowering: Lowering, call: Call) -> int:
     return lowering.emit("logical_not", [lowering.value(call.source)])
 
 
-def _glu(lowering: Lowering, call: Call) -> int:
-    dim = call["dim"] % _rank(call.source)
-    half = shape_of(call.source)[dim] // 2
-    value = lowering.value(call.source)
-    first, second = (_slice_of(lowering, value, dim, start, start + half) for start in (0, half))
-    return lowering.emit("mul", [first, lowering.emit("sigmoid", [second])])
-
-
 # ── layers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _linear(lowering: Lowering, call: Call) -> int:
-    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
-    return lowering.emit("linear", [lowering.value(call["input"])], tensors)
+    value, weight, bias = lowering.value(call["input"]), call["weight"], call["bias"]
+    if lowering.is_tensor(weight) and (bias is None or lowering.is_tensor(bias)):
+        return lowering.emit("linear", [value], [lowering.tensor(weight), lowering.tensor(bias)])
+    # A weight that is computed, a part of packed projections, for example.
+    if rank_of(weight) != 2:
+        raise call.unsupported("with a weight that is no matrix")
+    turned = lowering.emit("permute", [lowering.value(weight)], dims=(1, 0))
+    product = lowering.emit("matmul", [value, turned])
+    return product if bias is None else lowering.emit("add", [product, lowering.value(bias)])
 
 
 def _convolution(dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        if _rank(call["input"]) != dims + 2:
+        if rank_of(call["input"]) != dims + 2:
             raise call.unsupported("without a batch dimension")
         dilation = _repeated(call["dilation"], dims)
         value, padding = lowering.value(call["input"]), call["padding"]
@@ -225,7 +245,7 @@ def _named_padding(
 
 def _transposed_convolution(dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        if _rank(call["input"]) != dims + 2:
+        if rank_of(call["input"]) != dims + 2:
             raise call.unsupported("without a batch dimension")
         return lowering.emit(
             f"conv_transpose{dims}d",
@@ -242,7 +262,7 @@ def _batch_norm(lowering: Lowering, call: Call) -> int:
     if call["running_mean"] is None or (call.get("training")):
         raise call.unsupported("without running statistics")
     roles = ("weight", "bias", "running_mean", "running_var")
-    dims = max(1, _rank(call.source) - 2)
+    dims = max(1, rank_of(call.source) - 2)
     if dims > 3:
         raise call.unsupported(f"over {dims} dimensions")
     tensors = [lowering.tensor(call[role]) for role in roles]
@@ -256,7 +276,7 @@ def _batch_norm_of_three(lowering: Lowering, call: Call) -> Lowered:
 def _instance_norm(lowering: Lowering, call: Call) -> int:
     if not call["use_input_stats"]:
         return _batch_norm(lowering, call)
-    dims = _rank(call.source) - 2
+    dims = rank_of(call.source) - 2
     if dims not in (1, 2, 3):
         raise call.unsupported(f"over {dims} dimensions")
     tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
@@ -303,7 +323,7 @@ def _recurrent(op: str, **attributes: AttributeValue) -> Lower:
         has_biases, layers, both = call["has_biases"], call["num_layers"], call["bidirectional"]
         parameters = [lowering.tensor(each) for each in call["params"]]
         each_has = 4 if has_biases else 2
-        if len(parameters) != each_has * layers * (2 if both else 1) or _rank(call["input"]) != 3:
+        if len(parameters) != each_has * layers * (2 if both else 1) or rank_of(call["input"]) != 3:
             raise call.unsupported("with projections or without a batch dimension")
         value = lowering.value(call["input"])
         value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
@@ -357,7 +377,7 @@ def _is_zero(lowering: Lowering, node: Any) -> bool:
 
 def _pool(op: str, dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        if _rank(call.source) != dims + 2:
+        if rank_of(call.source) != dims + 2:
             raise call.unsupported("without a batch dimension")
         kernel = _repeated(call["kernel_size"], dims)
         attributes: dict[str, AttributeValue] = {
@@ -389,7 +409,7 @@ def _first(lower: Lower) -> Lower:
 
 def _adaptive_pool(op: str, dims: int) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        if _rank(call.source) != dims + 2:
+        if rank_of(call.source) != dims + 2:
             raise call.unsupported("without a batch dimension")
         return lowering.emit(op, [lowering.value(call.source)], output_size=call.shape[2:])
 
@@ -427,7 +447,7 @@ def _pad(mode: str | None = None) -> Lower:
 
 
 def _flatten(lowering: Lowering, call: Call) -> int:
-    dims = _rank(call.source)
+    dims = rank_of(call.source)
     if not dims:
         return _reshape(lowering, call)
     start, end = call["start_dim"] % dims, call["end_dim"] % dims
@@ -471,12 +491,12 @@ def _filled(number: float | None) -> Lower:
 
 
 def _permute(lowering: Lowering, call: Call) -> int:
-    rank = _rank(call.source)
+    rank = rank_of(call.source)
     order = list(range(rank))
     if call.name == "permute":
         order = [dim % rank for dim in call["dims"]]
     elif call.name in ("movedim", "moveaxis"):
-        order = _moved(order, _listed(call["source"]), _listed(call["destination"]))
+        order = _moved(order, listed(call["source"]), listed(call["destination"]))
     elif call.name in ("t", "mT", "numpy_T"):
         order = order[::-1] if call.name != "mT" else [*order[:-2], *order[:-3:-1]]
     else:
@@ -511,22 +531,39 @@ def _stack(lowering: Lowering, call: Call) -> int:
 
 
 def _slice(lowering: Lowering, call: Call) -> int:
-    dim = call["dim"] % _rank(call.source)
+    dim = call["dim"] % rank_of(call.source)
     size, value = shape_of(call.source)[dim], lowering.value(call.source)
     if call.shape[dim] == size:
         return value
-    if size < 0 or call["step"] != 1:
-        raise call.unsupported("along the batch" if size < 0 else "with steps")
-    start, end, _ = slice(call["start"], call["end"]).indices(size)
-    return _slice_of(lowering, value, dim, start, end)
+    if size < 0:
+        raise call.unsupported("along the batch")
+    start, end, step = slice(call["start"], call["end"], call["step"]).indices(size)
+    return lowering.sliced(value, dim, start, end) if step == 1 else _every(lowering, call, dim, start, step)
 
 
-def _slice_of(lowering: Lowering, value: int, dim: int, start: int, end: int) -> int:
-    return lowering.emit("slice", [value], dim=dim, start=start, end=end)
+def _every(lowering: Lowering, call: Call, dim: int, start: int, step: int) -> int:
+    """Every so many-th coordinate of a dimension: the first of each block of `step`."""
+    value, shape, count = lowering.value(call.source), shape_of(call.source), call.shape[dim]
+    end, size = start + count * step, shape[dim]
+    if end > size:
+        behind = (0, 0) * (len(shape) - 1 - dim)
+        value = lowering.emit("pad", [value], amounts=(*behind, 0, end - size))
+    if start or end < size:
+        value = lowering.sliced(value, dim, start, end)
+    blocks = lowering.emit("view", [value], shape=(*shape[:dim], count, step, *shape[dim + 1 :]))
+    return lowering.emit("select", [blocks], dim=dim + 1, index=0)
+
+
+def _narrow(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0 or not isinstance(call["start"], int):
+        raise call.unsupported("along the batch, or from where a value says")
+    start = call["start"] % max(shape_of(call.source)[dim], 1)
+    return lowering.sliced(lowering.value(call.source), dim, start, start + call["length"])
 
 
 def _select(lowering: Lowering, call: Call) -> int:
-    dim = call["dim"] % _rank(call.source)
+    dim = call["dim"] % rank_of(call.source)
     size = shape_of(call.source)[dim]
     if size < 0:
         raise call.unsupported("along the batch")
@@ -534,67 +571,46 @@ def _select(lowering: Lowering, call: Call) -> int:
 
 
 def _split(lowering: Lowering, call: Call) -> Lowered:
-    dim = call["dim"] % _rank(call.source)
+    dim = call["dim"] % rank_of(call.source)
     value, start, parts = lowering.value(call.source), 0, []
     if shape_of(call.source)[dim] < 0:
         raise call.unsupported("along the batch")
     for part in call.node.meta["val"]:
         size = int(part.shape[dim])
-        parts.append(_slice_of(lowering, value, dim, start, start + size))
+        parts.append(lowering.sliced(value, dim, start, start + size))
         start += size
     return tuple(parts)
 
 
 def _unbind(lowering: Lowering, call: Call) -> Lowered:
-    dim = call["dim"] % _rank(call.source)
+    dim = call["dim"] % rank_of(call.source)
     size, value = shape_of(call.source)[dim], lowering.value(call.source)
     if size < 0:
         raise call.unsupported("along the batch")
     return tuple(lowering.emit("select", [value], dim=dim, index=index) for index in range(size))
 
 
-def _pixel_shuffle(lowering: Lowering, call: Call) -> int:
-    batch, channels, height, width = shape_of(call.source)
-    by = call["upscale_factor"]
-    value = lowering.emit(
-        "view", [lowering.value(call.source)], shape=(batch, channels // by**2, by, by, height, width)
-    )
-    value = lowering.emit("permute", [value], dims=(0, 1, 4, 2, 5, 3))
-    return lowering.emit("view", [value], shape=call.shape)
-
-
-def _channel_shuffle(lowering: Lowering, call: Call) -> int:
-    batch, channels, *space = shape_of(call.source)
-    groups = call["groups"]
-    shape = (batch, groups, channels // groups, math.prod(space))
-    value = lowering.emit("view", [lowering.value(call.source)], shape=shape)
-    value = lowering.emit("permute", [value], dims=(0, 2, 1, 3))
-    return lowering.emit("view", [value], shape=call.shape)
-
-
 # ── reductions and products ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _reduction(op: str) -> Lower:
-    def lower(lowering: Lowering, call: Call) -> int:
-        dims = _listed(call["dim"]) if "dim" in call and call["dim"] is not None else []
-        rank = _rank(call.source)
-        dims = [dim % rank for dim in dims] or list(range(rank))
-        if any(shape_of(call.source)[dim] < 0 for dim in dims):
-            raise call.unsupported("over the batch")
-        keepdim = bool(call["keepdim"]) if "keepdim" in call else False
-        # Counting what is true, for example, happens in the dtype of the result.
-        return lowering.emit(op, [_cast(lowering, call)], dims=tuple(sorted(dims)), keepdim=keepdim)
+    # Counting what is true, for example, happens in the dtype of the result.
+    return lambda lowering, call: reduced(lowering, call, op, _cast(lowering, call))
 
-    return lower
+
+def _cumsum(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("over the batch")
+    return lowering.emit("cumsum", [_cast(lowering, call)], dim=dim)
 
 
 def _softmax(op: str) -> Lower:
     def lower(lowering: Lowering, call: Call) -> int:
-        dim = call["dim"] % _rank(call.source)
+        dim = call["dim"] % rank_of(call.source)
         if shape_of(call.source)[dim] < 0:
             raise call.unsupported("over the batch")
-        last = dim == _rank(call.source) - 1
+        last = dim == rank_of(call.source) - 1
         return lowering.emit(op, [lowering.value(call.source)], dim=-1 if last else dim)
 
     return lower
@@ -602,46 +618,49 @@ def _softmax(op: str) -> Lower:
 
 def _matmul(lowering: Lowering, call: Call) -> int:
     first, second = call.source, call["other"] if "other" in call else call["mat2"]
-    if min(_rank(first), _rank(second)) < 2:
+    if min(rank_of(first), rank_of(second)) < 2:
         raise call.unsupported("with a vector")
     return lowering.emit("matmul", [lowering.value(first), lowering.value(second)])
 
 
 def _addmm(lowering: Lowering, call: Call) -> int:
-    if call["beta"] != 1 or call["alpha"] != 1:
-        raise call.unsupported("with factors")
     names = ("mat1", "mat2") if "mat1" in call else ("batch1", "batch2")
     product = lowering.emit("matmul", [lowering.value(call[name]) for name in names])
-    return lowering.emit("add", [product, lowering.value(call.source)])
+    terms = [product, lowering.value(call.source)]
+    for place, factor in enumerate((call["alpha"], call["beta"])):
+        if factor != 1:
+            terms[place] = lowering.emit("mul_scalar", [terms[place]], value=float(factor))
+    return lowering.emit("add", terms)
+
+
+def _heads(lowering: Lowering, call: Call, name: str, outer: Sequence[int]) -> int:
+    """Keys or values with a head for each of the queries': one head may serve several."""
+    value, shape = lowering.value(call[name]), shape_of(call[name])
+    if shape[:-2] == tuple(outer):
+        return value
+    if len(shape) != len(outer) + 2 or shape[: len(outer) - 1] != tuple(outer[:-1]) or outer[-1] % shape[-3]:
+        raise call.unsupported(f"with a {name} of shape {shape}")
+    times = outer[-1] // shape[-3]
+    value = lowering.emit("view", [value], shape=(*shape[:-2], 1, *shape[-2:]))
+    value = lowering.emit("expand", [value, lowering.reference()], shape=(*shape[:-2], times, *shape[-2:]))
+    return lowering.emit("view", [value], shape=(*outer, *shape[-2:]))
 
 
 def _attention(lowering: Lowering, call: Call) -> int:
-    if call["dropout_p"] or (call.get("enable_gqa")):
-        raise call.unsupported("with dropout or grouped queries")
-    inputs = [lowering.value(call[name]) for name in ("query", "key", "value")]
+    if call["dropout_p"]:
+        raise call.unsupported("with dropout")
+    outer = shape_of(call["query"])[:-2]
+    inputs = [lowering.value(call["query"])]
+    inputs += [_heads(lowering, call, name, outer) for name in ("key", "value")]
     if call["attn_mask"] is not None:
         inputs.append(lowering.value(call["attn_mask"]))
     scale = 0.0 if call["scale"] is None else float(call["scale"])
-    if len({shape_of(call[name])[:-2] for name in ("query", "key", "value")}) > 1:
-        raise call.unsupported("with heads that are repeated")
     return lowering.emit("attention", inputs, causal=bool(call["is_causal"]), scale=scale)
-
-
-# ── arguments ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _rank(node: Any) -> int:
-    value: Tensor = node.meta["val"]
-    return value.ndim
-
-
-def _listed(value: Any) -> list[int]:
-    return [value] if isinstance(value, int) else list(value)
 
 
 def _repeated(value: Any, count: int) -> tuple[int, ...]:
     """An argument that may be one number for all dimensions, as one for each."""
-    values = tuple(_listed(value))
+    values = tuple(listed(value))
     return values * count if len(values) == 1 else values
 
 
@@ -653,7 +672,8 @@ ATEN: dict[str, Lower] = {
         name: _unary(name)
         for name in (
             "relu", "tanh", "sigmoid", "silu", "relu6", "hardswish", "hardsigmoid", "selu", "mish", "exp", "log",
-            "sqrt", "rsqrt", "reciprocal", "abs", "neg", "sin", "cos", "erf", "log_sigmoid",
+            "sqrt", "rsqrt", "reciprocal", "abs", "neg", "sin", "cos", "erf", "log_sigmoid", "sign", "floor", "log1p",
+            "expm1",
         )
     },
     "gelu": _unary("gelu", approximate="approximate"),
@@ -669,13 +689,13 @@ ATEN: dict[str, Lower] = {
     **dict.fromkeys(("mul", "multiply"), _mul),
     **dict.fromkeys(("div", "true_divide"), _div),
     **dict.fromkeys(("pow", "square"), _pow),
+    "round": _round,
     "maximum": _binary("maximum"),
     "minimum": _binary("minimum"),
     "masked_fill": _masked_fill,
     "where": _where,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compare),
     **dict.fromkeys(("logical_not", "bitwise_not"), _logical_not),
-    "glu": _glu,
     "linear": _linear,
     **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
     **{
@@ -716,26 +736,27 @@ ATEN: dict[str, Lower] = {
         ("view", "reshape", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
     ),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
-    **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _filled(0.0)),
-    **dict.fromkeys(("ones", "new_ones", "ones_like"), _filled(1.0)),
-    **dict.fromkeys(("full", "new_full", "full_like"), _filled(None)),
+    **dict.fromkeys(("new_zeros", "zeros_like"), _filled(0.0)),
+    **dict.fromkeys(("new_ones", "ones_like"), _filled(1.0)),
+    **dict.fromkeys(("new_full", "full_like"), _filled(None)),
     **dict.fromkeys(
         ("permute", "transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "moveaxis"), _permute
     ),
     **dict.fromkeys(("cat", "concat", "concatenate"), _concat),
     "stack": _stack,
     "slice": _slice,
+    "narrow": _narrow,
     "select": _select,
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk"), _split),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split"), _split),
     "unbind": _unbind,
-    "pixel_shuffle": _pixel_shuffle,
-    "channel_shuffle": _channel_shuffle,
     "mean": _reduction("mean"),
     "sum": _reduction("sum"),
     "amax": _reduction("amax"),
+    "cumsum": _cumsum,
     **dict.fromkeys(("softmax", "_softmax"), _softmax("softmax")),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _softmax("log_softmax")),
     **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "scaled_dot_product_attention": _attention,
+    **COMPOSED,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from bayeszip.errors import ModelError
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.lowering import CONSTANT
+from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
 from bayeszip.graph.proof import outputs_of, random_inputs
 from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
@@ -22,6 +23,7 @@ __all__ = ["load_into"]
 def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> nn.Module:
     """Write a model's tensors into `net`, whose layers shrink to the sizes that survived; returns `net`.
 
+    A weight that a layer of `net` computes (by a weight norm, for example) becomes a parameter if the file holds it.
     Tensors of `net` that the model lacks keep their values (what dead-unit removal found unread isn't in the file).
 
     Args:
@@ -32,7 +34,11 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
         ModelError: a tensor has no place in `net`, or can't have the shape it has there (both shapes are named);
             or `net` computes something else than the model. `net` may be partly written then.
     """
-    owners = dict(net.named_modules())
+    owners = dict(unwrapped(net).named_modules())
+    for path, owner in owners.items():
+        if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
+            make_plain(owner)
+    owners = dict(unwrapped(net).named_modules())
     places = _places(net)
     for name, tensor in model.tensors.items():
         if is_index(name):

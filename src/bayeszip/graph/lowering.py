@@ -13,10 +13,13 @@ from bayeszip.graph.state import DTYPES, to_raw
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Graph, Node, RawTensor
 
-__all__ = ["CONSTANT", "Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "shape_of"]
+__all__ = ["CONSTANT", "Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "listed", "rank_of", "shape_of"]
 
 #: Tensors that tracing found, which the module doesn't hold, are called this and something.
 CONSTANT = "constant_"
+
+#: Batch sizes to compute with what depends on the batch size alone.
+_BATCHES = (2, 3)
 
 #: What a node of the program becomes: a value of the graph, or several.
 Lowered = int | tuple[int, ...]
@@ -95,6 +98,16 @@ def shape_of(node: fx.Node) -> Shape:
     return tuple(_size(each, node) for each in value.shape)
 
 
+def rank_of(node: Any) -> int:
+    value: Tensor = node.meta["val"]
+    return value.ndim
+
+
+def listed(value: Any) -> list[int]:
+    """An argument that may be one number instead of a list."""
+    return [value] if isinstance(value, int) else list(value)
+
+
 def _size(size: Any, node: fx.Node) -> int:
     if isinstance(size, int):
         return size
@@ -126,9 +139,13 @@ class Lowering:
         self._held = {node: stored[name] for node, name in held.items() if isinstance(stored.get(name), Tensor)}
         self._user_inputs = [name for name in signature.user_inputs if isinstance(name, str)]
         self._values: dict[fx.Node, Lowered] = {}
-        self._constants: dict[fx.Node, Tensor | tuple[Tensor, ...]] = {}
+        self._constants: dict[fx.Node, Any] = {}
+        # What depends on nothing but the batch size, for each of `_BATCHES`.
+        self._sized: dict[fx.Node, tuple[Any, ...]] = {}
+        self._batch: object = None
         self._stored: dict[str, int] = {}
         self._new_tensors: dict[str, RawTensor] = {}
+        self._name_of_bits: dict[tuple[str, Shape, bytes], str] = {}
         self._nodes: list[Node] = []
         self._outputs: list[int] = []
 
@@ -170,21 +187,41 @@ class Lowering:
         constant = self._constants.get(node)
         if isinstance(constant, Tensor):
             return self.constant(constant, node)
+        if node in self._sized:
+            return self._repeated(node)
         raise UnknownOperator(f"{node} can't be a value of the graph: its operator is not in the closed list")
 
     def constant(self, tensor: Tensor, node: fx.Node) -> int:
-        """A tensor that no input has a part in, as a value, under a name that the module doesn't use."""
-        name = f"{CONSTANT}{node.name}"
-        while name in self._parameters.values() or name in self._buffers.values():
-            name += "_"
-        if name not in self._new_tensors:
-            self._new_tensors[name] = to_raw(tensor, name)
-        return self._store("buffer", name)
+        """A tensor that no input has a part in, as a value; equal ones are stored once."""
+        raw = to_raw(tensor, node.name)
+        bits = (raw.dtype, raw.shape, raw.values.tobytes())
+        if bits not in self._name_of_bits:
+            name = f"{CONSTANT}{node.name}"
+            # Under a name that the module doesn't use.
+            while name in self._new_tensors or name in self._parameters.values() or name in self._buffers.values():
+                name += "_"
+            self._name_of_bits[bits], self._new_tensors[name] = name, raw
+        return self._store("buffer", self._name_of_bits[bits])
 
     def known(self, node: Any) -> Tensor | None:
         """The tensor a node stands for, if neither inputs nor parameters have a part in it."""
         found = self._constants.get(node)
         return found if isinstance(found, Tensor) else None
+
+    def number(self, argument: Any) -> float | None:
+        """An operand that is one number: written in the code, or a constant of one element."""
+        if isinstance(argument, fx.Node):
+            known = self.known(argument)
+            return float(known) if known is not None and known.ndim == 0 else None
+        return float(argument)
+
+    def sliced(self, value: int, dim: int, start: int, end: int) -> int:
+        """A stretch of a dimension."""
+        return self.emit("slice", [value], dim=dim, start=start, end=end)
+
+    def is_tensor(self, node: fx.Node) -> bool:
+        """Whether a node stands for a parameter or buffer as it is."""
+        return node.name in self._parameters or node.name in self._buffers
 
     def tensor(self, node: Any) -> str | None:
         """The name of the parameter or buffer that a placeholder stands for."""
@@ -192,7 +229,7 @@ class Lowering:
             return None
         name = self._parameters.get(node.name) or self._buffers.get(node.name)
         if name is None:
-            raise UnknownOperator(f"{node} is computed, not a parameter: it can't be a tensor of a layer")
+            raise UnknownOperator(f"with {node}, which is computed, as a tensor of the layer")
         return name
 
     def reference(self) -> int:
@@ -200,38 +237,74 @@ class Lowering:
         return len(self._user_inputs)
 
     def _add_call(self, node: fx.Node) -> None:
+        if not node.users:
+            return  # `trace` has made sure that it changes nothing either
+        if not _has_tensor(node):
+            self._note_size(node)
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             self._add_python(node)
             return
-        if self._fold(node) or not _has_tensor(node):
-            return
         call = Call(node)
+        if torch.Tag.nondeterministic_seeded in node.target.tags and call.name not in self._table:
+            raise call.unsupported("that draws random numbers")
+        if self._fold(node):
+            return
         if call.name not in self._table:
             raise call.unsupported()
-        self._values[node] = self._table[call.name](self, call)
+        try:
+            self._values[node] = self._table[call.name](self, call)
+        except UnknownOperator as error:
+            if error.target is not None:
+                raise
+            # Not for what the operator does but for what it is given: taking it apart would not help.
+            raise UnknownOperator(str(call.unsupported(str(error)))) from error
 
     def _add_python(self, node: fx.Node) -> None:
-        """Arithmetic on sizes needs no node, an item of several results is one of them; there is nothing else."""
+        """An item of several results is one of them; there is nothing else."""
         source, index = (*node.args[:2], None, None)[:2]
-        if getattr(node.target, "__name__", "") == "getitem" and isinstance(source, fx.Node):
-            several = self._values.get(source)
-            folded = self._constants.get(source)
-            if isinstance(several, tuple) and isinstance(index, int) and index < len(several):
-                self._values[node] = several[index]
-            elif isinstance(folded, tuple) and isinstance(index, int):
-                self._constants[node] = folded[index]
-        elif _has_tensor(node):
+        if getattr(node.target, "__name__", "") != "getitem" or not isinstance(source, fx.Node):
             raise UnknownOperator(f"operator {node.target} is not in the closed list")
+        several = self._values.get(source)
+        if isinstance(several, tuple) and isinstance(index, int) and index < len(several):
+            self._values[node] = several[index]
+        elif source in self._constants:
+            self._constants[node] = self._constants[source][index]
+        elif source in self._sized:
+            self._sized[node] = tuple(each[index] for each in self._sized[source])
 
     def _fold(self, node: fx.Node) -> bool:
-        """Compute a node here and now if no input and no parameter has a part in it."""
-        if not all(each in self._constants for each in node.all_input_nodes) or not _has_tensor(node):
+        """Compute a node here and now if no input and no parameter has a part in it, at most the batch size."""
+        sources = node.all_input_nodes
+        if all(each in self._constants for each in sources):
+            self._constants[node] = _computed(node, self._constants)
+            return True
+        if not all(each in self._constants or each in self._sized for each in sources):
             return False
-        arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda each: self._constants[each])
-        with torch.no_grad():
-            result = node.target(*arguments, **keywords)  # type: ignore[operator]
-        self._constants[node] = tuple(result) if isinstance(result, list) else result
+        self._sized[node] = tuple(
+            _computed(node, self._constants | {each: values[place] for each, values in self._sized.items()})
+            for place in range(len(_BATCHES))
+        )
         return True
+
+    def _note_size(self, node: fx.Node) -> None:
+        """Remember a number that is the batch size, or was computed from it."""
+        expression = _expression(node.meta.get("val"))
+        if expression is not None and expression.free_symbols == {self._batch}:
+            self._sized[node] = tuple(int(expression.subs(self._batch, batch)) for batch in _BATCHES)
+
+    def _repeated(self, node: fx.Node) -> int:
+        """A tensor that is the same for every sample: that of one, repeated."""
+        shape = shape_of(node)
+        batch_dims = [dim for dim, size in enumerate(shape) if size < 0]
+        if len(batch_dims) > 1 or min(shape, default=0) < -1:
+            raise UnknownOperator(f"{node}, which depends on the batch size, has shape {shape}")
+        one, *others = self._sized[node]
+        sample = one.narrow(batch_dims[0], 0, 1) if batch_dims else one
+        if not all(torch.equal(sample.expand_as(each), each) for each in (one, *others)):
+            raise UnknownOperator(f"{node} depends on the batch size, or on a sample's place in the batch")
+        constant = self.constant(sample, node)
+        return self.emit("expand", [constant, self.reference()], shape=shape) if batch_dims else constant
 
     def _store(self, op: str, name: str) -> int:
         if name not in self._stored:
@@ -243,8 +316,21 @@ class Lowering:
         if dtype not in DTYPES:
             raise ModelError(f"an input of dtype {dtype} can't be described in a file; known: {', '.join(DTYPES)}")
         position = self._user_inputs.index(node.name)
+        self._batch = _expression(node.meta["val"].shape[0])
         said = {"computes_in": self._dtype} if position == 0 else {}
         return self.emit("input", [position], shape=shape_of(node)[1:], dtype=dtype, **said)
+
+
+def _expression(size: Any) -> Any:
+    """What a size is computed from, as sympy says it; None if it is just a number."""
+    return size.node.expr if isinstance(size, torch.SymInt) else None
+
+
+def _computed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda each: known[each])
+    with torch.no_grad():
+        result = node.target(*arguments, **keywords)  # type: ignore[operator]
+    return tuple(result) if isinstance(result, list) else result
 
 
 def _has_tensor(node: fx.Node) -> bool:

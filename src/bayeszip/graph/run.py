@@ -138,7 +138,7 @@ def _embedding(x: Sequence[Tensor], tensors: Sequence[Tensor | None], attributes
     return F.embedding(x[0], tensors[0], padding if padding >= 0 else None)  # type: ignore[arg-type]
 
 
-_RELATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+_RELATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "eq": torch.eq,
     "ne": torch.ne,
     "lt": torch.lt,
@@ -209,6 +209,9 @@ COMPUTE: dict[str, Compute] = {
     "mean": lambda x, tensors, a: x[0].mean(a["dims"], a["keepdim"]),
     "sum": lambda x, tensors, a: x[0].sum(a["dims"], a["keepdim"]),
     "amax": lambda x, tensors, a: x[0].amax(a["dims"], a["keepdim"]),
+    "argmax": lambda x, tensors, a: x[0].argmax(a["dims"][0], a["keepdim"]),
+    "cumsum": lambda x, tensors, a: x[0].cumsum(a["dim"]),
+    "take": lambda x, tensors, a: x[0].index_select(a["dim"], x[1]),
     "softmax": lambda x, tensors, a: torch.softmax(x[0], a["dim"]),
     "log_softmax": lambda x, tensors, a: torch.log_softmax(x[0], a["dim"]),
     "attention": _attention,
@@ -245,6 +248,11 @@ COMPUTE: dict[str, Compute] = {
     "sin": _unary(torch.sin),
     "cos": _unary(torch.cos),
     "erf": _unary(torch.erf),
+    "sign": _unary(torch.sign),
+    "floor": _unary(torch.floor),
+    "round": _unary(torch.round),
+    "log1p": _unary(torch.log1p),
+    "expm1": _unary(torch.expm1),
     "add_scalar": _scalar(torch.add, "value"),
     "mul_scalar": _scalar(torch.mul, "value"),
     "div_scalar": lambda x, tensors, a: x[0] / a["value"],
@@ -253,6 +261,7 @@ COMPUTE: dict[str, Compute] = {
     "masked_fill": lambda x, tensors, a: x[0].masked_fill(x[1], a["value"]),
     "where": lambda x, tensors, a: torch.where(x[0], x[1], x[2]),
     "compare_scalar": lambda x, tensors, a: _RELATIONS[a["relation"]](x[0], a["value"]),
+    "compare": lambda x, tensors, a: _RELATIONS[a["relation"]](x[0], x[1]),
     "logical_not": _unary(torch.logical_not),
     "cast": _cast,
 }

@@ -83,7 +83,10 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     flat = returned if isinstance(returned, tuple | list) else (returned,)
     if not all(isinstance(each, Tensor) for each in flat):
         kind = type(returned).__name__
-        raise UntraceableModel(f"{type(module).__name__} returns a {kind}; a graph returns tensors or a tuple of them")
+        raise UntraceableModel(
+            f"{type(module).__name__} returns a {kind}; a graph returns tensors or a tuple of them: wrap the network "
+            "in one that returns what is needed"
+        )
     short = any(each.dtype.itemsize == 2 and each.is_floating_point() for each in (*module.parameters(), *inputs))
     tolerance = 5e-2 if short else 1e-4
     if len(expected) != len(found):
@@ -143,7 +146,8 @@ def _with_batch(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
     batch = Dim("batch", min=1, max=2**20)
     shapes = _like_arguments(module, [{0: batch} for _ in inputs])
-    with _in_eval(module), _plain_attention(), warnings.catch_warnings():
+    # Without gradients from the outset: parts of a module that switch them off then leave no trace of that.
+    with _in_eval(module), _plain_attention(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)

@@ -14,12 +14,13 @@ from bayeszip.graph.rules.layout import (
     Reshape,
     Select,
     Slice,
+    Take,
     View,
 )
 from bayeszip.graph.rules.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
 from bayeszip.graph.rules.pooling import AveragePool, MaxPool, Resized
 from bayeszip.graph.rules.recurrent import Recurrent
-from bayeszip.graph.rules.reduction import Attention, Matmul, Reduction, Softmax
+from bayeszip.graph.rules.reduction import ArgMax, Attention, Matmul, Reduction, Softmax
 from bayeszip.graph.rules.tables import Embedding, Stored
 from bayeszip.graph.rules.weighted import Convolution, Linear, TransposedConvolution
 
@@ -28,7 +29,7 @@ __all__ = ["RULES"]
 _ACTIVATIONS = (
     "relu", "tanh", "sigmoid", "gelu", "silu", "relu6", "hardswish", "hardsigmoid", "leaky_relu", "elu", "selu", "celu",
     "mish", "softplus", "softsign", "log_sigmoid", "clamp", "pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "abs",
-    "neg", "sin", "cos", "erf", "add_scalar", "mul_scalar", "div_scalar",
+    "neg", "sin", "cos", "erf", "sign", "floor", "round", "log1p", "expm1", "add_scalar", "mul_scalar", "div_scalar",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
@@ -60,6 +61,7 @@ RULES: dict[str, Rule] = {
     "masked_fill": Elementwise(),
     "where": Elementwise(),
     "compare_scalar": Elementwise(),
+    "compare": Elementwise(),
     "logical_not": Elementwise(),
     "cast": Elementwise(),
     "flatten": Flatten(),
@@ -70,10 +72,13 @@ RULES: dict[str, Rule] = {
     "concat": Concat(),
     "slice": Slice(),
     "select": Select(),
+    "take": Take(),
     "pad": Pad(),
     "mean": Reduction("mean"),
     "sum": Reduction("sum"),
     "amax": Reduction("amax"),
+    "argmax": ArgMax(),
+    "cumsum": Softmax(),
     "softmax": Softmax(),
     "log_softmax": Softmax(),
     "matmul": Matmul(),

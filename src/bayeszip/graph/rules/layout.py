@@ -21,6 +21,7 @@ __all__ = [
     "Reshape",
     "Select",
     "Slice",
+    "Take",
     "View",
 ]
 
@@ -228,6 +229,30 @@ class Select(Rule):
         if not isinstance(index, int):
             raise ModelError(f"select: {index!r} is not an index")
         return index
+
+
+class Take(Rule):
+    """Coordinates of a dimension by their numbers; as these are given, all of the dimension stays."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape, places), dim = inputs, dimension(node, "dim", len(inputs[0]))
+        if len(places) != 1 or places[0] < 0 or shape[dim] < 1:
+            raise ModelError(f"take: numbers of shape {places} can't pick from dimension {dim} of shape {shape}")
+        return (*shape[:dim], places[0], *shape[dim + 1 :])
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        source, dim = site.inputs[0], dimension(site.node, "dim", len(site.output.shape))
+        atoms.pin(source.coordinates[dim], site.output.coordinates[dim], *site.inputs[1].coordinates)
+        for position, (one, other) in enumerate(zip(source.coordinates, site.output.coordinates, strict=True)):
+            if position != dim:
+                atoms.join(one, other)
+
+    def constants(self, site: Site) -> np.ndarray:
+        """What is constant all along the dimension."""
+        dim = dimension(site.node, "dim", len(site.output.shape))
+        constants = site.inputs[0].constants
+        first = constants.take([0], axis=dim)
+        return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
 
 
 class Pad(Rule):

@@ -10,14 +10,14 @@ from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, 
 from bayeszip.graph.rules.elementwise import Elementwise
 from bayeszip.tensors import Node
 
-__all__ = ["Attention", "Matmul", "Reduction", "Softmax"]
+__all__ = ["ArgMax", "Attention", "Matmul", "Reduction", "Softmax"]
 
 #: Larger products than this aren't searched for zeros.
 _LARGEST_PRODUCT = 2**24
 
 
 class Softmax(Rule):
-    """Every coordinate of the dimension counts."""
+    """Every coordinate of the dimension counts; for sums up to each coordinate as well."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         dimension(node, "dim", len(inputs[0]))
@@ -69,6 +69,21 @@ class Reduction(Rule):
         if not dims or not all(-rank <= dim < rank for dim in dims):
             raise ModelError(f"{node.op}: there are no dimensions {dims} among {rank}")
         return tuple(dim % rank for dim in dims)
+
+
+class ArgMax(Reduction):
+    """Where the maximum over one dimension lies."""
+
+    def __init__(self) -> None:
+        super().__init__("argmax")
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        if len(ints(node, "dims")) != 1:
+            raise ModelError(f"argmax is over one dimension, not {ints(node, 'dims')}")
+        return super().shape(node, inputs, tensors)
+
+    def constants(self, site: Site) -> np.ndarray:
+        return np.full((1,) * len(site.output.shape), UNKNOWN)
 
 
 class Matmul(Rule):

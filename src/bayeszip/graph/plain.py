@@ -1,0 +1,94 @@
+"""Networks as plain layers that hold their own tensors: without wrappers, norms of weights, masks over them."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from bayeszip.errors import ModelError
+
+__all__ = ["computed_tensors", "make_plain", "plain_copy", "unwrapped", "unwrapped_names"]
+
+#: What a wrapper puts in front of every name: data-parallel ones, torch.compile.
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network that data-parallel training or `torch.compile` was wrapped around."""
+    while True:
+        if isinstance(module, DataParallel | DistributedDataParallel):
+            module = module.module
+        elif isinstance(inner := module._modules.get("_orig_mod"), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def unwrapped_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without what a wrapper put in front of all its names."""
+    names = list(tensors)
+    while names and (prefix := next((each for each in _PREFIXES if all(n.startswith(each) for n in names)), None)):
+        names = [name.removeprefix(prefix) for name in names]
+    return dict(zip(names, tensors.values(), strict=True))
+
+
+def plain_copy(module: nn.Module) -> nn.Module:
+    """A copy of a network, unwrapped, in eval mode, on the CPU, of plain layers. The network is left as it was.
+
+    Raises:
+        ModelError: it can't be copied.
+    """
+    module = unwrapped(module)
+    # Tensors that a layer keeps beside its parameters, and that were computed, refuse to be copied.
+    beside = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+    try:
+        copied = copy.deepcopy(module, dict(beside))
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"{type(module).__name__} can't be copied: {str(error).splitlines()[0]}") from error
+    copied = copied.cpu().eval()
+    for part in list(copied.modules()):
+        make_plain(part)
+    return copied
+
+
+def computed_tensors(layer: nn.Module) -> list[str]:
+    """The names of a layer's tensors that are computed from others: by parametrizations, or by hooks of torch's own."""
+    names = list(layer.parametrizations) if parametrize.is_parametrized(layer) else []  # type: ignore[arg-type]
+    return names + [name for hook in layer._forward_pre_hooks.values() if (name := _name_of(hook)) is not None]
+
+
+@torch.no_grad()
+def make_plain(layer: nn.Module) -> None:
+    """Let a layer hold the values of its computed tensors as parameters of its own, in place of what they come from."""
+    for hook in list(layer._forward_pre_hooks.values()):
+        name = _name_of(hook)
+        if name is not None:
+            remove = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}.get(type(hook), prune.remove)
+            remove(layer, name)
+    if not parametrize.is_parametrized(layer):
+        return
+    values = {name: getattr(layer, name).detach().clone() for name in computed_tensors(layer)}
+    # Not `remove_parametrizations`: it would change the class, which the original of a copy shares.
+    layer.__class__ = type(layer).__bases__[0]
+    del layer._modules["parametrizations"]
+    others = dict(layer._parameters)
+    layer._parameters.clear()
+    for name, value in (*values.items(), *others.items()):
+        setattr(layer, name, nn.Parameter(value) if name in values and value.is_floating_point() else value)
+
+
+def _name_of(hook: object) -> str | None:
+    """The tensor that one of torch's own hooks computes."""
+    if isinstance(hook, WeightNorm | SpectralNorm):
+        return hook.name
+    return hook._tensor_name if isinstance(hook, prune.BasePruningMethod) else None
