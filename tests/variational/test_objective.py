@@ -8,7 +8,8 @@ from torch import nn
 
 from bayeszip.variational import MixturePrior, regularizer, to_variational, variational_weights
 from bayeszip.variational.distributions import K1, K2, K3, THETA2_FLOOR
-from bayeszip.variational.objective import _slopes, kl_sum
+from bayeszip.variational.layers import VariationalWeight
+from bayeszip.variational.objective import _slopes, add_gradients, kl_sum
 
 
 def kl_by_hand(theta: float, log_sigma2: float) -> float:
@@ -159,3 +160,27 @@ def test_several_tensors_are_told_apart():
         [g for pair in zip(*together, strict=True) for g in pair], _slopes(*flat, 1.0)[1], strict=True
     ):
         torch.testing.assert_close(ours.flatten(), theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("trained_precisions", [True, False])
+def test_gradients_added_at_once_are_autograd_s(trained_precisions):
+    torch.manual_seed(0)
+    weights = [
+        VariationalWeight(name, nn.Parameter(torch.randn(shape) * 0.1), nn.Parameter(torch.randn(shape) - 5))
+        for name, shape in (("a", (40, 30)), ("b", (30,)))
+    ]
+    prior = MixturePrior(5, 0.1)
+    prior.log_precisions.requires_grad_(trained_precisions)
+    parameters = [*(w.theta for w in weights), *(w.log_sigma2 for w in weights), *prior.parameters()]
+    settings = {"tau1": 0.5, "tau2": 0.1, "n_data": 100}
+    penalty = regularizer(weights, prior, **settings)
+    penalty.total.backward()
+    expected = [None if p.grad is None else p.grad.clone() for p in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    added = add_gradients(weights, prior, **settings)
+    assert added.kl == penalty.kl.detach()
+    assert added.mixture == penalty.mixture.detach()
+    assert added.hyper_prior == (penalty.hyper_prior.detach() if trained_precisions else 0)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, torch.ones_like(parameter) + (0 if gradient is None else gradient))

@@ -14,7 +14,7 @@ from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
 from bayeszip.fitting.teacher import Teacher, imitation
 from bayeszip.variational.layers import VariationalWeight
 from bayeszip.variational.mixture import MixturePrior
-from bayeszip.variational.objective import regularizer
+from bayeszip.variational.objective import add_gradients
 
 __all__ = ["PARTS", "Dials", "Loss", "Problem", "adam", "dials_at", "take_step"]
 
@@ -91,6 +91,8 @@ def adam(problem: Problem, phase: Phase) -> torch.optim.Optimizer:
         if on_gpu:
             # Read on the device, so that a recorded step can be replayed at another rate.
             group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    if prior is not None:
+        prior.log_precisions.requires_grad_(not phase.std_first)
     return torch.optim.Adam(groups, fused=True, capturable=on_gpu)
 
 
@@ -127,19 +129,18 @@ def _backward(problem: Problem, phase: Phase, dials: Dials, inputs: Inputs, targ
     nll = next(losses, None)
     if nll is None:
         nll = torch.zeros((), device=next(problem.network.parameters()).device)
-    total, parts = nll, [nll.detach().float(), *torch.zeros(3, device=nll.device)]
+    data = nll.detach().float()
+    if nll.requires_grad:
+        nll.backward()
+    for nll in losses:
+        nll.backward()
+        data = data + nll.detach().float()
+    penalty: Sequence[Tensor] = [torch.zeros_like(data)] * 3
     if problem.weights:
         # Every process adds its part of the priors' gradient, so that the sum over all has it once.
         n_data = problem.n_data * engine.processes
-        penalty = regularizer(problem.weights, problem.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=n_data)
-        total = nll + penalty.total
-        parts[1:] = [part.detach() for part in penalty]
-    if total.requires_grad:
-        total.backward()
-    for nll in losses:
-        nll.backward()
-        parts[0] = parts[0] + nll.detach().float()
-    return torch.stack(parts)
+        penalty = add_gradients(problem.weights, problem.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=n_data)
+    return torch.stack([data, *penalty])
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -14,6 +14,9 @@ __all__ = ["Conversion", "check_materialized", "to_stock", "to_variational"]
 
 _STOCK_OF_VARIATIONAL = {variational: stock for stock, variational in VARIATIONAL_OF_STOCK.items()}
 
+#: The square of a weight must be finite in float32.
+LARGEST = torch.finfo(torch.float32).max ** 0.5
+
 #: log σ² at the start (table 3).
 START_LOG_SIGMA2 = -10.0
 
@@ -98,6 +101,9 @@ def _check_weights(path: str, layer: nn.Module) -> None:
         bad = int((~torch.isfinite(tensor.detach())).sum())
         if bad:
             raise ModelError(f"{name} holds {bad} values that are NaN or infinite; repair or retrain the network first")
+        largest = tensor.detach().abs().max().item() if tensor.numel() else 0.0
+        if largest > LARGEST:
+            raise ModelError(f"{name} holds values up to {largest:.1e}, whose squares are infinite; scale them down")
 
 
 def _kept_layers(module: nn.Module) -> Iterator[tuple[str, str]]:

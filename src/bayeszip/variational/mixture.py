@@ -21,7 +21,7 @@ from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, 
 from bayeszip.variational.kernels import read_grid, tabulate_mixture
 from bayeszip.variational.layers import on_triton
 
-__all__ = ["Components", "MixturePrior", "log_mixture_sum", "scaled"]
+__all__ = ["Components", "MixturePrior", "add_to_gradients", "log_mixture_sum", "scaled"]
 
 Method = Literal["auto", "grid", "exact"]
 
@@ -95,6 +95,19 @@ class MixturePrior(nn.Module):
         """`scale` × Σ_i log GM_ψ(θ_i) over all tensors, a float32 scalar, differentiable in θ and ψ."""
         return log_mixture_sum(thetas, self.components(), method, scale)
 
+    def add_gradients(self, thetas: Sequence[Tensor], scale: float | Tensor) -> Tensor:
+        """`log_prob` with the given scale, its gradients added to those of θ and ψ at once, without a graph of θ."""
+        components = self.components()
+        grid = _grid_for(thetas, components, "auto")
+        value, by_components, by_theta = _with_gradients(thetas, components, grid, scale)
+        add_to_gradients(thetas, by_theta)
+        trained = [part.requires_grad for part in components]
+        torch.autograd.backward(
+            [part for part, wanted in zip(components, trained, strict=True) if wanted],
+            [slope for slope, wanted in zip(by_components, trained, strict=True) if wanted],
+        )
+        return value
+
     def log_hyper_prior(self) -> Tensor:
         """Σ_k log Gamma(λ_k | a, b)."""
         return log_gamma_density(self.log_precisions, self.hyper_shape, self.hyper_rate).sum()
@@ -150,19 +163,37 @@ class _LogMixtureSum(torch.autograd.Function):
         log_proportions: Tensor,
         *thetas: Tensor,
     ) -> Tensor:
-        components = Components(means.detach(), log_precisions.detach(), log_proportions.detach())
-        flat = [theta.detach().flatten().float() for theta in thetas]
-        value, by_components, by_theta = (
-            _on_grid(flat, components, grid, scale) if grid else _exactly(flat, components, scale)
-        )
-        gradients = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(by_theta, thetas, strict=True)]
+        components = Components(means, log_precisions, log_proportions)
+        value, by_components, by_theta = _with_gradients(thetas, components, grid, scale)
         # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
-        ctx.gradients = [*by_components, *gradients]
+        ctx.gradients = [*by_components, *by_theta]
         return value
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *scaled(ctx.gradients, outputs[0]))
+
+
+def _with_gradients(
+    thetas: Sequence[Tensor], components: Components, grid: Grid | None, scale: float | Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each θ."""
+    fixed = Components(*(part.detach() for part in components))
+    flat = [theta.detach().flatten().float() for theta in thetas]
+    value, by_components, slopes = _on_grid(flat, fixed, grid, scale) if grid else _exactly(flat, fixed, scale)
+    by_theta = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(slopes, thetas, strict=True)]
+    return value, by_components, by_theta
+
+
+@torch.no_grad()
+def add_to_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """To what each parameter has by now, in one pass; one that has none takes what it is given."""
+    totals: list[Tensor] = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(gradient)
+        totals.append(parameter.grad)
+    torch._foreach_add_(totals, tuple(gradients))
 
 
 def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:

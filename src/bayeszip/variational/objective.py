@@ -17,9 +17,9 @@ from torch import Tensor
 from bayeszip.variational.distributions import THETA2_FLOOR, kl_log_uniform, kl_log_uniform_slope, log_alpha
 from bayeszip.variational.kernels import kl_with_slopes
 from bayeszip.variational.layers import VariationalWeight, on_triton
-from bayeszip.variational.mixture import MixturePrior, scaled
+from bayeszip.variational.mixture import MixturePrior, add_to_gradients, scaled
 
-__all__ = ["Regularizer", "kl_sum", "regularizer"]
+__all__ = ["Regularizer", "add_gradients", "kl_sum", "regularizer"]
 
 
 class Regularizer(NamedTuple):
@@ -61,6 +61,32 @@ def regularizer(
     return Regularizer(kl, mixture, hyper_prior)
 
 
+def add_gradients(
+    weights: Sequence[VariationalWeight],
+    prior: MixturePrior | None,
+    *,
+    tau1: float | Tensor,
+    tau2: float | Tensor,
+    n_data: int,
+) -> Regularizer:
+    """The parts of `regularizer`, their gradients added to those of the parameters in fewer passes than autograd takes.
+
+    Where log λ is not trained, its hyper-prior has no part in it.
+    """
+    zero = torch.zeros((), device=weights[0].theta.device)
+    kl = mixture = hyper_prior = zero
+    if _counts(tau1):
+        parameters = [*(weight.theta for weight in weights), *(weight.log_sigma2 for weight in weights)]
+        kl, gradients = _kl_with_gradients(parameters, tau1 / n_data)
+        add_to_gradients(parameters, gradients)
+    if _counts(tau2) and prior is not None:
+        mixture = prior.add_gradients([weight.theta for weight in weights], -tau2 / n_data)
+        if prior.log_precisions.requires_grad:
+            hyper_prior = prior.log_hyper_prior() * (-tau2 / n_data)
+            hyper_prior.backward()
+    return Regularizer(kl, mixture, hyper_prior.detach())
+
+
 def _counts(tau: float | Tensor) -> bool:
     """A tensor always does: asking a GPU for its value would make it wait."""
     return isinstance(tau, Tensor) or tau != 0
@@ -77,19 +103,22 @@ class _KLSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scale: float | Tensor, *tensors: Tensor) -> Tensor:
-        count = len(tensors) // 2
-        flat = [tensor.detach().flatten().float() for tensor in tensors]
-        slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
-        value, gradients = slopes(flat[:count], flat[count:], scale)
         # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
-        ctx.gradients = [
-            gradient.view(tensor.shape).to(tensor.dtype) for gradient, tensor in zip(gradients, tensors, strict=True)
-        ]
+        value, ctx.gradients = _kl_with_gradients(tensors, scale)
         return value
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *scaled(ctx.gradients, outputs[0]))
+
+
+def _kl_with_gradients(tensors: Sequence[Tensor], scale: float | Tensor) -> tuple[Tensor, list[Tensor]]:
+    """`scale` × Σ KL of the θ's, then the log σ²'s, in `tensors`, and its gradient in each."""
+    count = len(tensors) // 2
+    flat = [tensor.detach().flatten().float() for tensor in tensors]
+    slopes = _slopes_on_cpu if tensors[0].device.type == "cpu" else _slopes
+    value, gradients = slopes(flat[:count], flat[count:], scale)
+    return value, [slope.view(tensor.shape).to(tensor.dtype) for slope, tensor in zip(gradients, tensors, strict=True)]
 
 
 def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float | Tensor) -> tuple[Tensor, list[Tensor]]:
