@@ -4,20 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.plain import unwrapped
 from bayeszip.tensors import RAW_DTYPES
 
 __all__ = ["check_storable", "unwrapped"]
-
-
-def unwrapped(network: nn.Module) -> nn.Module:
-    """The network itself, out of what `torch.compile` or a data-parallel wrapper put around it."""
-    while True:
-        if isinstance(network, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            network = network.module
-        elif isinstance(inner := getattr(network, "_orig_mod", None), nn.Module):
-            network = inner
-        else:
-            return network
 
 
 def check_storable(network: nn.Module) -> None:
