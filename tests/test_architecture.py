@@ -53,7 +53,7 @@ OUTSIDE = {
     "variational": {"torch", "numpy", "numba", "triton"},
 }
 DEPENDENCIES = {"torch", "numpy", "numba", "safetensors", "rich", "typer"}
-DEPENDENCIES |= {"accelerate", "matplotlib", "optuna", "triton"}  # extras
+DEPENDENCIES |= {"accelerate", "lightning", "matplotlib", "optuna", "transformers", "triton"}  # extras
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 LONGEST_BODY = 50

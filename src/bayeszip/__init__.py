@@ -9,10 +9,13 @@ __version__ = "0.1.0"
 _OWNERS = {
     "BayeszipError": "errors",
     "CompressedModel": "tensors",
+    "Compressor": "compressor",
+    "LightningCallback": "compressor.lightning",
     "QuantizedTensor": "tensors",
     "RawTensor": "tensors",
     "Recipe": "recipe",
     "Result": "pipeline",
+    "TrainerCallback": "compressor.transformers",
     "compress": "pipeline",
     "load": "pipeline",
     "pack": "pipeline",

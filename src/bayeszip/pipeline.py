@@ -28,6 +28,7 @@ from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.steps import Loss
 from bayeszip.graph.proof import random_inputs
+from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
 from bayeszip.quantize import Precision, Quantization, bounded, cluster, quantize, round_codebook
@@ -131,7 +132,9 @@ def compress(
     settings = named_recipe(recipe).scaled()
     hardware = resolve_device(device)
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
+    model = unwrapped(model)
     check_materialized(model)
+    check_storable(model)
     network = copy.deepcopy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
@@ -541,6 +544,7 @@ class Ending:
         examples: its inputs, to trace it with.
         close: trains the shared values of a network with these symbols; None: they stay as they are.
         accuracy: of the network that a file holds; None: it is not asked for.
+        in_place: let `network` take the result's weights; for one that is finished once.
     """
 
     network: nn.Module
@@ -548,6 +552,7 @@ class Ending:
     settings: Recipe
     close: Callable[[nn.Module, Mapping[str, QuantizedTensor], SharedValues], None] | None
     accuracy: Callable[[nn.Module], float | None]
+    in_place: bool = False
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
@@ -556,14 +561,15 @@ class Ending:
     def finish(
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
     ) -> Result:
-        """Leaves `network` as it is, so that other symbols can be tried."""
-        network = copy.deepcopy(self.network)
+        """Leaves `network` as it is, unless `in_place`, so that other symbols can be tried."""
+        network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
         quantized = self._with_trained_values(network, quantized)
         form = self.form(network)
         if budget is not None:
             # Other values may take a few bytes more.
             quantized = largest_within(quantized, posterior, form.size, budget)
+            write_weights(network, quantized)
         result = form.code(quantized)
         return dataclasses.replace(result, accuracy=self.accuracy(result.network()))
 

@@ -1,0 +1,527 @@
+"""The object for a training loop of one's own.
+
+    compressor = Compressor(model, "quick", n_data=len(dataset))       Gaussian weights in place, a mixture beside them
+    optimizer = torch.optim.Adam(compressor.parameter_groups())
+    compressor.set_rates_of(optimizer)                                 the recipe's learning rates, phase by phase
+
+    for inputs, targets in batches:                                    for compressor.total_steps steps
+        loss = F.cross_entropy(model(inputs), targets) + compressor.regularizer()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        compressor.step()                                              once after each step of the optimizer
+
+    result = compressor.finalize(example_inputs=(inputs[:2],))         the model is plain again, with shared values
+
+Data-parallel: make the Compressor first, on every rank alike, then wrap the model; the mixture stays outside, and since
+the regularizer has the same gradient everywhere, so do all ranks. `torch.compile` the model as usual.
+"""
+
+import copy
+import dataclasses
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
+from bayeszip.fitting import Phase, count_examples, evaluate, fit
+from bayeszip.fitting.batches import Batches, outputs_of
+from bayeszip.fitting.checkpoint import differences
+from bayeszip.fitting.finite import weights_not_finite
+from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, survivors
+from bayeszip.fitting.state import load_module_state, module_state
+from bayeszip.fitting.steps import Dials, Loss, dials_at
+from bayeszip.fitting.teacher import imitation
+from bayeszip.pipeline import Ending, bytes_now, start_prior
+from bayeszip.posterior import Posterior
+from bayeszip.quantize import Quantization, quantize
+from bayeszip.recipe import Recipe
+from bayeszip.recipe import recipe as named_recipe
+from bayeszip.result import Fit, Result
+from bayeszip.settings import to_dict
+from bayeszip.targets import Target, within_bytes
+from bayeszip.variational import VariationalLayer, regularizer, to_stock, to_variational, variational_weights
+from bayeszip.variational.distributions import log_alpha
+
+__all__ = ["Compressor", "CompressorStats"]
+
+#: In a group of parameters, the field of `Phase` that holds its learning rate.
+RATE = "bayeszip_rate"
+
+
+@dataclass(frozen=True)
+class CompressorStats:
+    """Where a compression stands."""
+
+    phase: str
+    #: Steps of the optimizer so far, and in all.
+    step: int
+    steps: int
+    tau1: float
+    tau2: float
+    #: Factor on the recipe's learning rates.
+    rate: float
+    #: Share of the Gaussian weights that would be zero if the network were quantized now.
+    zeros: float
+    #: What the weights would take in a file now; a graph adds some ten bytes an operator.
+    bytes: int
+
+    @property
+    def progress(self) -> float:
+        """The share of the schedule that is over."""
+        return min(1.0, self.step / self.steps)
+
+
+class _Stretch(NamedTuple):
+    """A phase and the steps that it takes."""
+
+    phase: Phase
+    first: int
+    steps: int
+
+
+class Compressor:
+    """Makes a network small inside a training loop of one's own. The network's weights become Gaussian in place.
+
+    Only the recipe's phases are gone through: the network comes pretrained. Layers are not compacted on the way, since
+    the optimizer is the caller's.
+
+    Args:
+        model: a trained network, before it is wrapped (DDP) and before the optimizer is made.
+        recipe: a name, a path to a JSON file, or a `Recipe`.
+        n_data: N, how many training examples there are.
+        batch_size: examples a step of the optimizer, over all ranks and accumulated batches; by default the recipe's.
+            With N it says how many steps an epoch of the recipe has.
+        steps_per_epoch: says that outright.
+        total_steps: or how many steps there will be in all; the phases share them in proportion to their epochs.
+
+    Raises:
+        ModelError: no layer can be compressed, or a tensor can't be worked with; names it.
+        RecipeError: the recipe has no phase to go through, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: str | Recipe = "vd+sws",
+        *,
+        n_data: int,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        total_steps: int | None = None,
+    ) -> None:
+        self.recipe = named_recipe(recipe).scaled()
+        _check_count("n_data", n_data)
+        self.model, self.n_data = _bare(model), n_data
+        self._stretches = _stretches(self.recipe, n_data, batch_size, steps_per_epoch, total_steps)
+        self._began = time.perf_counter()
+        self._teacher: nn.Module | None = None
+        if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
+            self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
+        settings = self.recipe
+        self.conversion = to_variational(self.model, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        self._weights = tuple(variational_weights(self.model))
+        #: The mixture over the means; not a part of the model. None if no phase has τ₂.
+        self.prior = start_prior(self.model, settings)
+        #: Factor on τ₁, for whoever wants to steer.
+        self.strength = 1.0
+        self._step = 0
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._finalized = False
+        self._enter_phase()
+
+    # How far it is
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the optimizer until the schedule is over."""
+        return self._stretches[-1].first + self._stretches[-1].steps
+
+    @property
+    def phase(self) -> Phase:
+        """The phase at hand; after the schedule, its last."""
+        return self._stretch.phase
+
+    @property
+    def _stretch(self) -> _Stretch:
+        return next((s for s in self._stretches if self._step < s.first + s.steps), self._stretches[-1])
+
+    @property
+    def _dials(self) -> Dials:
+        stretch = self._stretch
+        done = min(1.0, (self._step - stretch.first) / stretch.steps)
+        return dials_at(stretch.phase, done, self.strength)
+
+    # What a loop calls
+
+    def plan(self, *, n_data: int, total_steps: int) -> None:
+        """Set the length of the training after the fact, for trainers that tell it late; before the first step."""
+        self._check_open("plan")
+        if self._step:
+            raise TrainingError("plan() comes before the first step")
+        _check_count("n_data", n_data)
+        self.n_data = n_data
+        self._stretches = _stretches(self.recipe, n_data, None, None, total_steps)
+        self._apply_dials()
+
+    def parameter_groups(self, *, weights: bool = True) -> list[dict[str, Any]]:
+        """What is to be trained, for an optimizer, with the learning rates that the recipe begins with.
+
+        Args:
+            weights: False: variances and mixture alone, for those who have an optimizer for the weights already.
+        """
+        groups = self._own_groups()
+        if weights:
+            variances = {id(weight.log_sigma2) for weight in self._weights}
+            means = [p for p in self.model.parameters() if p.requires_grad and id(p) not in variances]
+            groups.insert(0, {"params": means, RATE: "rate_theta", "weight_decay": self.phase.weight_decay})
+        return [{**group, "lr": self._rate(group[RATE])} for group in groups]
+
+    def set_rates_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on set the learning rates of the optimizer's groups that came from here, as the recipe has them.
+
+        Raises:
+            RecipeError: the optimizer lacks something that is to be trained.
+        """
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in self._own_parameters():
+            if id(parameter) not in held:
+                raise RecipeError(
+                    f"the optimizer lacks {name}; make it from parameter_groups(), or use join(optimizer)"
+                )
+        self._optimizers.append(optimizer)
+        self._set_rates()
+
+    @torch.compiler.disable
+    def regularizer(self) -> Tensor:
+        """What to add to the mean loss of a batch: (τ₁ KL − τ₂ log GM − …)/N, scheduled; a float32 scalar.
+
+        Raises:
+            TrainingError: it is not finite, or the network was finalized.
+        """
+        self._check_open("regularizer")
+        device = self._weights[0].theta.device
+        if self.prior is not None:
+            # The model may have been moved since.
+            self.prior.to(device)
+        dials = self._dials
+        total = regularizer(self._weights, self.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=self.n_data).total
+        # A GPU would have to wait for the answer.
+        if device.type == "cpu" and not torch.isfinite(total):
+            culprit = weights_not_finite(self.model) or "the mixture"
+            raise TrainingError(
+                f"phase {self.phase.name}, step {self._step + 1}: {culprit} is no longer finite. Check the data for "
+                "NaN, clip the gradients, or lower the learning rates."
+            )
+        return total
+
+    def add_gradients(self) -> None:
+        """Add the gradients of `regularizer()` to those there are: for trainers that keep the loss to themselves.
+
+        Call it once before each step of the optimizer, when gradients are reduced and unscaled.
+        """
+        total = self.regularizer()
+        if not total.requires_grad:
+            return
+        trained = [part for weight in self._weights for part in (weight.theta, weight.log_sigma2)]
+        if self.prior is not None:
+            trained += self.prior.parameters()
+        trained = [parameter for parameter in trained if parameter.requires_grad]
+        # Not `backward`: a data-parallel wrapper would take these for the gradients of another batch.
+        for parameter, gradient in zip(trained, torch.autograd.grad(total, trained, allow_unused=True), strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def distill(self, loss: Tensor, outputs: Tensor, *inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Your loss of a batch, mixed with the imitation of the network as it was, where the phase asks for that.
+
+        Args:
+            loss: yours, of these outputs.
+            outputs: class scores of the model for `inputs`.
+            targets: needed where classes don't lie in the last dimension of the outputs.
+        """
+        phase, teacher = self.phase, self._teacher
+        if not phase.distillation or teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = outputs_of(teacher.to(outputs.device), inputs)
+        copied = imitation(
+            outputs, taught, outputs.new_empty(0) if targets is None else targets, phase.distillation_temperature
+        )
+        return (1 - phase.distillation) * loss + phase.distillation * copied
+
+    def step(self) -> None:
+        """Go one step on in the schedule; once after each step of the optimizer, however many batches that took."""
+        self._check_open("step")
+        before = self.phase
+        self._step += 1
+        if self.phase is not before:
+            self._enter_phase()
+        else:
+            self._apply_dials()
+
+    @torch.no_grad()
+    def stats(self) -> CompressorStats:
+        """Where it stands; quantizes and codes the weights, so not for every step."""
+        self._check_open("stats")
+        dials, prior = self._dials, self.prior if self.phase.tau2 else None
+        if prior is None:
+            alive = sum(int((log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA).sum()) for w in self._weights)
+        else:
+            alive = sum(int(torch.count_nonzero(prior.assign(weight.theta))) for weight in self._weights)
+        return CompressorStats(
+            phase=self.phase.name,
+            step=self._step,
+            steps=self.total_steps,
+            tau1=float(dials.tau1),
+            tau2=float(dials.tau2),
+            rate=float(dials.rate),
+            zeros=1 - alive / sum(weight.theta.numel() for weight in self._weights),
+            bytes=bytes_now(self.model, prior, self.recipe),
+        )
+
+    # Saving and going on
+
+    def state_dict(self, *, model: bool = True) -> dict[str, Any]:
+        """All that the rest of the compression depends on but the optimizer: tensors and plain values, no pickle.
+
+        Args:
+            model: False: without the model's tensors, for those who save them anyway.
+        """
+        self._check_open("state_dict")
+        return {
+            "step": self._step,
+            "strength": self.strength,
+            "conditions": self._conditions(),
+            "model": module_state(self.model) if model else None,
+            "prior": None if self.prior is None else module_state(self.prior),
+            "teacher": None if self._teacher is None else module_state(self._teacher),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave, in a Compressor made for the same network and recipe.
+
+        Raises:
+            CheckpointError: it is of another network, recipe or schedule; says what differs.
+        """
+        self._check_open("load_state_dict")
+        missing = {"step", "strength", "conditions", "model", "prior", "teacher"} - set(state)
+        if missing:
+            raise CheckpointError(f"this is not the state of a Compressor: it lacks {', '.join(sorted(missing))}")
+        found = differences(state["conditions"], self._conditions())
+        if found:
+            raise CheckpointError("the state is of another compression:\n  " + "\n  ".join(found[:12]))
+        parts = ((self.model, "model"), (self.prior, "prior"), (self._teacher, "teacher"))
+        for module, name in parts:
+            if module is not None and state[name] is not None:
+                load_module_state(module, state[name])
+        self._step, self.strength = int(state["step"]), float(state["strength"])
+        self._set_noise()
+        self._apply_dials()
+
+    # The end
+
+    def finalize(
+        self,
+        *,
+        example_inputs: Sequence[Tensor] | Tensor | None = None,
+        train_loader: Batches | None = None,
+        val_loader: Batches | None = None,
+        loss: Loss = F.cross_entropy,
+        max_bytes: int | None = None,
+    ) -> Result:
+        """Quantize the network, drop what is dead, prove that it computes the same, and code it.
+
+        The model is plain again afterwards, its weights at their shared values, and this object is used up. Where
+        several ranks train, one is enough.
+
+        Args:
+            example_inputs: the network's inputs, to trace it with; without, the file holds tensors only.
+            train_loader: for the recipe's closing phase, which trains the shared values; without, it is left out.
+            val_loader: for the accuracy in the report.
+            loss: for the closing phase, mean negative log-likelihood of a batch from outputs and targets.
+            max_bytes: trim the network so that the file has at most so many bytes.
+
+        Raises:
+            TrainingError: `step()` was never called.
+            TargetError: `max_bytes` is out of reach, whatever is trimmed.
+        """
+        self._check_open("finalize")
+        if not self._step:
+            raise TrainingError("step() was never called; call it once after each step of the optimizer")
+        if self._step < self.total_steps:
+            message = f"finalized after {self._step:,} of {self.total_steps:,} steps: the schedule was not over"
+            warnings.warn(message, UserWarning, stacklevel=2)
+        budget = None if max_bytes is None else Target(max_bytes=max_bytes).max_bytes
+        culprit = weights_not_finite(self.model)
+        if culprit:
+            raise TrainingError(f"{culprit} is not finite, so there is nothing to quantize; train again")
+        how = self._quantization()
+        posterior = Posterior.of(self.model, self.prior if how.assignment == "mixture" else None)
+        self._finalized = True
+        to_stock(self.model).eval()
+        examples = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+        ending = Ending(
+            self.model,
+            None if examples is None else tuple(tensor.cpu() for tensor in examples),
+            self.recipe,
+            None if train_loader is None else partial(self._close, train_loader, loss),
+            lambda network: None if val_loader is None else evaluate(network, val_loader, cast=True),
+            in_place=True,
+        )
+        if budget is None:
+            result = ending.finish(quantize(posterior, how), posterior)
+        else:
+            result = ending.finish(
+                within_bytes(posterior, how, ending.form(self.model).size, budget), posterior, budget
+            )
+        return self._delivered(result, max_bytes)
+
+    def _close(
+        self, train_loader: Batches, loss: Loss, network: nn.Module, quantized: object, shared: nn.Module
+    ) -> None:
+        n_data = count_examples(train_loader)
+        fit(shared, train_loader, (self.recipe.closing,), n_data=n_data, teacher=self._teacher, loss=loss)
+
+    def _quantization(self) -> Quantization:
+        """The recipe's, unless it was ended before the mixture was trained."""
+        how = self.recipe.quantization
+        if how.assignment == "fit" or any(s.phase.tau2 and self._step > s.first for s in self._stretches):
+            return how
+        return Quantization(
+            assignment="fit", prune_rate=0.95, components=self.recipe.mixture.components, codebook_bits=16
+        )
+
+    def _delivered(self, result: Result, max_bytes: int | None) -> Result:
+        history = Fit(
+            recipe=self.recipe,
+            seed=None,
+            conversion=self.conversion,
+            accuracy_before=None,
+            seconds=time.perf_counter() - self._began,
+            device=str(next(self.model.parameters()).device),
+            history=(),
+            target=None if max_bytes is None else str(Target(max_bytes=max_bytes)),
+            strength=self.strength,
+        )
+        return dataclasses.replace(result, fit=history)
+
+    # The schedule
+
+    def _enter_phase(self) -> None:
+        self._set_noise()
+        if self.phase.reseed and self.prior is not None:
+            self.prior.reseed(survivors(self._weights))
+        self._apply_dials()
+
+    def _set_noise(self) -> None:
+        noise = self.phase.noise
+        for layer in self.model.modules():
+            if isinstance(layer, VariationalLayer):
+                layer.noise = noise
+        for weight in self._weights:
+            # A data-parallel wrapper would wait for gradients that never come.
+            weight.log_sigma2.requires_grad_(noise)
+
+    def _apply_dials(self) -> None:
+        if self.prior is not None and self.phase.std_first:
+            self.prior.tighten(self._dials.std)
+        self._set_rates()
+
+    def _set_rates(self) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                if RATE in group:
+                    rate = self._rate(group[RATE])
+                    if isinstance(group["lr"], Tensor):
+                        group["lr"].fill_(rate)
+                    else:
+                        group["lr"] = rate
+
+    def _rate(self, name: str) -> float:
+        """A learning rate as it is now."""
+        rate: float = getattr(self.phase, name)
+        return rate * float(self._dials.rate)
+
+    def _own_groups(self) -> list[dict[str, Any]]:
+        """What is trained besides the model's own parameters."""
+        groups: list[dict[str, Any]] = [
+            {"params": [weight.log_sigma2 for weight in self._weights], RATE: "rate_log_sigma2"}
+        ]
+        if self.prior is not None and self.prior.means.numel():
+            groups += [
+                {"params": [self.prior.means], RATE: "rate_means"},
+                {"params": [self.prior.log_precisions], RATE: "rate_log_precisions"},
+                {"params": [self.prior.log_proportions], RATE: "rate_log_proportions"},
+            ]
+        return [{**group, "weight_decay": 0.0} for group in groups]
+
+    def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for weight in self._weights:
+            yield f"{weight.name}_log_sigma2", weight.log_sigma2
+        for name, parameter in () if self.prior is None else self.prior.named_parameters():
+            if parameter.numel():
+                yield f"the mixture's {name}", parameter
+
+    def _conditions(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        return {
+            "recipe": to_dict(self.recipe),
+            "n_data": self.n_data,
+            "steps": [stretch.steps for stretch in self._stretches],
+            "model": {
+                name: f"{str(tensor.dtype)[6:]} {list(tensor.shape)}" for name, tensor in self.model.named_parameters()
+            },
+        }
+
+    def _check_open(self, call: str) -> None:
+        if self._finalized:
+            raise TrainingError(
+                f"{call}() after finalize(): the network is plain again; make a new Compressor to compress it further"
+            )
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The network that `torch.compile` wraps; data-parallel wrappers are refused."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ModelError(
+            f"the network is wrapped in {type(model).__name__} already; make the Compressor of the network itself "
+            "(model.module), then wrap it"
+        )
+    return model
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RecipeError(f"{name} must be a whole number, at least 1, not {value!r}")
+
+
+def _stretches(
+    recipe: Recipe, n_data: int, batch_size: int | None, steps_per_epoch: int | None, total_steps: int | None
+) -> list[_Stretch]:
+    """The phases one after the other, in steps of the optimizer."""
+    given = {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise RecipeError(f"give one of batch_size, steps_per_epoch and total_steps, not {' and '.join(given)}")
+    for name, value in given.items():
+        _check_count(name, value)
+    phases = [phase for phase in recipe.phases if phase.epochs]
+    if not phases:
+        raise RecipeError(f"{recipe.name}: the recipe has no phase to go through; pack() codes a network as it is")
+    epoch = steps_per_epoch or -(-n_data // (batch_size or recipe.batch_size))
+    ends, epochs = [0], 0
+    for phase in phases:
+        epochs += phase.epochs
+        share = epochs / sum(phase.epochs for phase in phases)
+        end = round(total_steps * share) if total_steps else epochs * epoch
+        # Every phase has at least a step.
+        ends.append(max(end, ends[-1] + 1))
+    return [_Stretch(phase, first, end - first) for phase, (first, end) in zip(phases, pairwise(ends), strict=True)]

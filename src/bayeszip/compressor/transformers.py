@@ -1,0 +1,94 @@
+"""A callback for Hugging Face's Trainer: `Trainer(…, callbacks=[TrainerCallback("quick", path="net.bayz")])`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bayeszip.compressor.compressor import Compressor
+from bayeszip.compressor.guest import Guest
+from bayeszip.errors import ModelError, TrainingError
+from bayeszip.fitting import count_examples
+from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.recipe import Recipe
+from bayeszip.result import Result
+
+try:
+    import transformers
+except ImportError as error:
+    raise ModelError("TrainerCallback needs transformers: pip install 'bayeszip[transformers]'") from error
+
+__all__ = ["TrainerCallback"]
+
+#: In the folder of each of the trainer's checkpoints.
+STATE = "bayeszip.safetensors"
+
+
+class TrainerCallback(transformers.TrainerCallback):
+    """Compresses what a `Trainer` trains; `result` holds the outcome after `train`.
+
+    The recipe's phases are stretched over all steps that the trainer takes. The trainer's optimizer trains the weights
+    at its own rates; variances and mixture are trained beside it at the recipe's. Runs on with the trainer's
+    checkpoints.
+
+    Args:
+        recipe: a name, a path to a JSON file, or a `Recipe`.
+        example_inputs: to trace the network with, in the order of its arguments; without them, or where a network
+            returns more than tensors, the file holds tensors only and loads with `into=`.
+        n_data: how many training examples there are; by default what the training loader says.
+        path: where to save the file; by default nowhere.
+    """
+
+    def __init__(
+        self,
+        recipe: str | Recipe = "vd+sws",
+        *,
+        example_inputs: Sequence[Tensor] | Tensor | None = None,
+        n_data: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._recipe, self._examples, self._n_data, self._path = recipe, example_inputs, n_data, path
+        self._guest: Guest | None = None
+        self.result: Result | None = None
+
+    @property
+    def compressor(self) -> Compressor:
+        """From the making of the trainer on."""
+        return self._hosted().compressor
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Before optimizers are made and the network is wrapped."""
+        self._guest = Guest(Compressor(given["model"], self._recipe, n_data=self._n_data or 1))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        n_data = self._n_data or count_examples(given["train_dataloader"])
+        self.compressor.plan(n_data=n_data, total_steps=state.max_steps)
+        if state.global_step:
+            self._hosted().load_state_dict(read_checkpoint(_folder(args, state) / STATE).state)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._hosted().before_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._hosted().after_step()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and self.result is None:
+            write_checkpoint(_folder(args, state) / STATE, self._hosted().state_dict(), {})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.result = self.compressor.finalize(example_inputs=self._examples)
+        if self._path is not None and state.is_world_process_zero:
+            self.result.save(self._path)
+
+    def _hosted(self) -> Guest:
+        if self._guest is None:
+            raise TrainingError("give TrainerCallback to the Trainer when that is made: Trainer(callbacks=[…])")
+        return self._guest
+
+
+def _folder(args: Any, state: Any) -> Path:
+    """Of the trainer's checkpoint at this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
