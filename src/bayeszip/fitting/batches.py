@@ -131,7 +131,9 @@ def running(where: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # torch's words where BatchNorm is shown one example alone.
+        lonely = "Expected more than 1 value per channel" in str(error)
+        remedy = "leave out a last batch of one example (drop_last)" if lonely else "check that they fit the data"
         raise TrainingError(
-            f"{where}: the network or its loss fails on a batch; check that they fit the data. "
-            f"{type(error).__name__}: {error}"
+            f"{where}: the network or its loss fails on a batch; {remedy}. {type(error).__name__}: {error}"
         ) from error

@@ -37,11 +37,12 @@ def parts_not_finite(parts: Tensor) -> str | None:
 
 
 def weights_not_finite(network: nn.Module) -> str | None:
-    """The first parameter that is not finite."""
-    names, parameters = zip(*network.named_parameters(), strict=True)
+    """The first trained parameter that is not finite."""
+    trained = {name: parameter.detach() for name, parameter in network.named_parameters() if parameter.requires_grad}
     # All at once: asking a GPU for each would take longer than the answer.
-    finite = torch.stack([torch.isfinite(parameter.detach()).all() for parameter in parameters]).tolist()
-    return None if all(finite) else names[finite.index(False)]
+    finite = [torch.isfinite(parameter).all() for parameter in trained.values()]
+    known = torch.stack(finite).tolist() if finite else []
+    return next((name for name, is_finite in zip(trained, known, strict=True) if not is_finite), None)
 
 
 def _gradients(problem: Problem) -> Iterator[tuple[str, Tensor]]:

@@ -22,7 +22,7 @@ class Teacher:
         self._network, self._batches = network, batches
         self._outputs: Tensor | None = None
         inputs = getattr(batches, "inputs", None)
-        if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs):
+        if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs) or _by_batch(network):
             return
         with running("distillation"):
             # Not if keeping the outputs takes more memory than the inputs do.
@@ -41,6 +41,12 @@ class Teacher:
                 f"distillation needs one tensor of outputs, not {type(outputs).__name__}; set all.distillation=0"
             )
         return outputs
+
+
+def _by_batch(network: nn.Module) -> bool:
+    """Whether what it says of an example depends on the others in the batch."""
+    norms = (layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    return any(layer.running_mean is None for layer in norms)
 
 
 def imitation(outputs: Tensor, taught: Tensor, targets: Inputs, temperature: float) -> Tensor:

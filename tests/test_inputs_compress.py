@@ -1,0 +1,436 @@
+"""Every odd tensor, type, module and run: compressed, or refused with one error that names what is at fault."""
+
+import errno
+import math
+import os
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import bayeszip
+from bayeszip import codec
+from bayeszip.data import Batches
+from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
+from bayeszip.fitting import Watcher
+from bayeszip.fitting.keeper import Checkpointing
+from bayeszip.recipe import recipe
+
+#: Everything on: distillation, mixture, compaction, the closing step; an epoch of each phase.
+QUICK = recipe("quick").override("epochs_scale=0.001", "mixture.components=5")
+INPUTS = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(24) % 3
+
+
+class Silent(Watcher):
+    """No display."""
+
+    def on_warning(self, message: str) -> None:
+        """No warnings."""
+
+
+def compress(network, *, data=None, settings=QUICK, **options):
+    batches = Batches(INPUTS, LABELS, 8) if data is None else data
+    return bayeszip.compress(network, batches, recipe=settings, device="cpu", watcher=Silent(), **options)
+
+
+def check(network, result, inputs=INPUTS) -> None:
+    """The file decodes, and holds a network that takes the same inputs to finite outputs of the same shape."""
+    assert codec.decode(result.blob) == result.compressed
+    with torch.no_grad():
+        outputs = result.network()(inputs)
+        assert outputs.shape == network.eval()(inputs).shape
+    assert torch.isfinite(outputs.float()).all()
+
+
+def mlp(hidden: int = 5) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+def with_weights(change) -> nn.Sequential:
+    """A network whose first weight is what `change` makes of it."""
+    network = mlp()
+    network[0].weight = nn.Parameter(change(network[0].weight.detach()))
+    return network
+
+
+def filled(values) -> torch.Tensor:
+    return torch.tensor(values).repeat(30)[:30].reshape(5, 6)
+
+
+class Beside(nn.Module):
+    """A network with a parameter of its own, that takes part in what it computes."""
+
+    def __init__(self, parameter, use=lambda x, p: x, trained: bool = True) -> None:
+        super().__init__()
+        self.net, self.use = mlp(), use
+        self.own = nn.Parameter(parameter, requires_grad=trained)
+
+    def forward(self, x):
+        return self.use(self.net(x), self.own)
+
+
+TENSORS = {
+    "empty": lambda: Beside(torch.empty(0, 4)),
+    "0-d": lambda: Beside(torch.tensor(2.0), lambda x, p: x * p),
+    "one weight": lambda: nn.Sequential(nn.Linear(6, 1), nn.Linear(1, 1, bias=False), nn.Linear(1, 3)),
+    "fewer weights than components": lambda: nn.Sequential(nn.Linear(6, 1, bias=False), nn.Linear(1, 3, bias=False)),
+    "all zero": lambda: with_weights(torch.zeros_like),
+    "all equal": lambda: with_weights(lambda w: torch.full_like(w, 0.3)),
+    "an outlier among zeros": lambda: with_weights(lambda w: torch.zeros_like(w).index_fill_(0, torch.tensor(1), 3.0)),
+    "negative zero": lambda: with_weights(lambda w: torch.full_like(w, -0.0)),
+    "denormals": lambda: with_weights(lambda w: w * 1e-40),
+    "1e-38": lambda: with_weights(lambda w: w * 1e-38),
+    "huge offset, tiny spread": lambda: with_weights(lambda w: 1e4 + 1e-3 * w),
+    "two distinct values": lambda: with_weights(lambda w: w.sign() * 0.2),
+    "already quantized": lambda: with_weights(lambda w: (w * 8).round() / 8),
+    "more than 2**16 values": lambda: nn.Sequential(nn.Linear(6, 300), nn.Linear(300, 300), nn.Linear(300, 3)),
+    "pruned filters": lambda: with_weights(lambda w: w * (torch.arange(5) > 2)[:, None]),
+    "transposed": lambda: with_weights(lambda w: torch.randn(6, 5).T),
+    "expanded": lambda: with_weights(lambda w: torch.randn(5, 1).expand(5, 6)),
+    "sliced": lambda: with_weights(lambda w: torch.randn(10, 12)[::2, ::2]),
+    "half": lambda: mlp().half(),
+    "bfloat16": lambda: mlp().bfloat16(),
+    "double": lambda: mlp().double(),
+    "mixed types": lambda: nn.Sequential(nn.Linear(6, 5), Cast(torch.bfloat16), nn.Linear(5, 3).bfloat16()),
+    **{
+        f"a {kind} parameter": lambda kind=kind: Beside(
+            torch.ones(3).to(getattr(torch, kind)), lambda x, p: x * p.float(), trained=False
+        )
+        for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")
+    },
+}
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_and_types(name):
+    network = TENSORS[name]()
+    dtype = next(p.dtype for p in network.parameters() if p.is_floating_point())
+    inputs = INPUTS.to(dtype) if dtype.itemsize > 1 else INPUTS
+    result = compress(network, data=Batches(inputs, LABELS, 8))
+    check(network, result, inputs)
+
+
+REFUSED_TENSORS = {
+    "NaN": (lambda: with_weights(lambda w: w * math.nan), r"0\.weight holds 30 values that are NaN or infinite"),
+    "inf": (lambda: with_weights(lambda w: w + math.inf), r"0\.weight holds 30 values that are NaN or infinite"),
+    "-inf": (lambda: with_weights(lambda w: w - math.inf), r"0\.weight holds 30 values that are NaN or infinite"),
+    "meta": (lambda: with_weights(lambda w: w.to("meta")), r"0\.weight has no values yet"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), r"0\.weight has no values yet"),
+    "sparse": (
+        lambda: with_weights(lambda w: w.to_sparse()),
+        r"0\.weight is a torch\.sparse_coo .* tensor; only dense",
+    ),
+    "CSR": (lambda: with_weights(csr), r"0\.weight is a torch\.sparse_csr .* tensor; only dense"),
+    "complex": (lambda: with_weights(lambda w: w.to(torch.complex64)), r"0\.weight is a complex64 tensor"),
+    "fp8": (lambda: with_weights(lambda w: w.to(torch.float8_e4m3fn)), r"0\.weight is a float8_e4m3fn tensor"),
+    "1e38": (
+        lambda: with_weights(lambda w: w * 1e38),
+        r"0\.weight holds values up to \d\.\de\+37, whose squares are infinite; scale them down",
+    ),
+    "a complex parameter": (lambda: Beside(torch.ones(3, dtype=torch.complex64)), r"own is a complex64 tensor"),
+    "an fp8 parameter": (lambda: Beside(torch.ones(3).to(torch.float8_e5m2)), r"own is a float8_e5m2 tensor"),
+}
+
+
+def csr(w: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this layout a beta
+        return w.to_sparse_csr()
+
+
+@pytest.mark.parametrize("name", REFUSED_TENSORS)
+def test_refused_tensors(name):
+    build, message = REFUSED_TENSORS[name]
+    with pytest.raises(BayeszipError, match=message) as caught:
+        compress(build())
+    assert len(str(caught.value)) < 400
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class SharedStorage(nn.Module):
+    """Two parameters that overlap in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.randn(8, 6) / 3
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(6, 3)
+        self.first.weight = nn.Parameter(memory[:5])
+        self.last.weight = nn.Parameter(memory[5:])
+        self.middle = nn.Linear(5, 6)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("scale", torch.full((6,), 2.0))
+        self.register_buffer("shift", torch.full((6,), 0.5), persistent=False)
+
+    def forward(self, x):
+        return self.net(x * self.scale + self.shift)
+
+
+class Branching(nn.Module):
+    """Control flow that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x) if x.sum() > -1e9 else self.net(-x)
+
+
+class Named(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, mlp())
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+class Custom(nn.Module):
+    """A layer of its own making, with a weight that no stock layer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.mix = nn.Parameter(torch.eye(3))
+
+    def forward(self, x):
+        return self.net(x) @ self.mix
+
+
+class Subclass(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) * 2
+
+
+class Wrapped(nn.Module):
+    """As DistributedDataParallel holds a network: under `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = mlp()
+
+    def forward(self, x):
+        return self.module(x)
+
+
+def batch_norm(**changes) -> nn.Sequential:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5, track_running_stats=changes.pop("track", True), affine=changes.pop("affine", True))
+    for name, value in changes.items():
+        getattr(norm, name).fill_(value)
+    return nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 3))
+
+
+MODULES = {
+    "tied weights": Tied,
+    "shared storage": SharedStorage,
+    "buffers": Buffered,
+    "BatchNorm": batch_norm,
+    "BatchNorm with variance 0": lambda: batch_norm(running_var=0.0),
+    "BatchNorm without statistics": lambda: batch_norm(track=False),
+    "BatchNorm without weights": lambda: batch_norm(affine=False),
+    "weight_norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3)),
+    "spectral_norm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Linear(5, 3)),
+    "an own parametrization": lambda: parametrized(),
+    "module. in front": Wrapped,
+    "compiled": lambda: torch.compile(mlp(), backend="eager"),
+    "a custom layer": Custom,
+    "a subclass": lambda: nn.Sequential(Subclass(6, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "control flow": Branching,
+    "Dropout": lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3)),
+    "a unicode name": lambda: Named("θ網"),
+    "a very long name": lambda: Named("x" * 900),
+    "an odd name": lambda: Named("/a b\n"),
+    "training mode left on": lambda: batch_norm().train(),
+    "frozen": lambda: mlp().requires_grad_(False),
+    "in double, BatchNorm": lambda: batch_norm().double(),
+}
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def parametrized() -> nn.Sequential:
+    network = mlp()
+    parametrize.register_parametrization(network[0], "weight", Double())
+    return network
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.filterwarnings("ignore:.*torch.compile.*", "ignore::DeprecationWarning:torch")
+def test_modules(name):
+    network = MODULES[name]()
+    inputs = INPUTS.to(next(network.parameters()).dtype)
+    result = compress(network, data=Batches(inputs, LABELS, 8))
+    check(network, result, inputs)
+
+
+def test_embedding_with_padding():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 3))
+    words = torch.randint(0, 9, (24, 3))
+    result = compress(network, data=Batches(words, LABELS, 8))
+    check(network, result, words)
+    zeros = torch.zeros(1, 3, dtype=torch.long)
+    assert torch.isfinite(result.network()(zeros)).all()
+
+
+REFUSED_MODULES = {
+    "no parameters": (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no layer that can be compressed"),
+    "no layer": (lambda: nn.Sequential(nn.PReLU()), "no layer that can be compressed; these can: Linear"),
+    "BatchNorm with NaN": (lambda: batch_norm(running_mean=math.nan), r"1\.running_mean"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_MODULES)
+def test_refused_modules(name):
+    build, message = REFUSED_MODULES[name]
+    with pytest.raises(BayeszipError, match=message):
+        compress(build(), val_loader=[(INPUTS, LABELS)])
+
+
+class TestRuns:
+    """Data and settings at their limits."""
+
+    def test_no_sample(self):
+        with pytest.raises(DataError, match="gave no batch"):
+            compress(mlp(), data=Batches(INPUTS[:0], LABELS[:0], 8))
+
+    def test_no_sample_to_validate_on(self):
+        with pytest.raises(DataError, match="nothing to evaluate on"):
+            compress(mlp(), val_loader=[])
+
+    def test_one_sample(self):
+        check(mlp(), compress(mlp(), data=Batches(INPUTS[:1], LABELS[:1], 8)))
+
+    def test_a_last_batch_of_one_with_batch_norm(self):
+        message = r"phase vd, epoch 1 of 1: .* leave out a last batch of one example \(drop_last\)"
+        with pytest.raises(TrainingError, match=message):
+            compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8))
+        check(batch_norm(), compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
+
+    def test_all_labels_equal(self):
+        result = compress(mlp(), data=Batches(INPUTS, torch.zeros_like(LABELS), 8))
+        check(mlp(), result)
+
+    def test_labels_out_of_range(self):
+        with pytest.raises(TrainingError, match=r"phase vd, epoch 1 of 1: .* Target 7 is out of bounds"):
+            compress(mlp(), data=Batches(INPUTS, LABELS + 7, 8))
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_data_that_is_not_finite(self, value):
+        inputs = INPUTS.clone()
+        inputs[9, 2] = value
+        with pytest.raises(TrainingError, match=r"step 2: the data \(inputs of 1 of 8 examples of the batch\)"):
+            compress(mlp(), data=Batches(inputs, LABELS, 8))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            pytest.param([f"all.rate_{name}=0" for name in ("theta", "log_sigma2", "means")], id="rates of 0"),
+            pytest.param(["all.tau1=0", "all.tau1_ramp=0"], id="τ₁ of 0"),
+            pytest.param(["closing.epochs=0"], id="no closing step"),
+            pytest.param(["mixture.components=1"], id="1 component"),
+            pytest.param(["mixture.components=2"], id="2 components"),
+            pytest.param(["mixture.components=200"], id="more components than weights"),
+            pytest.param(["all.distillation=1"], id="distillation alone"),
+            pytest.param(["all.tau1=1000000", "all.rate_log_sigma2=10"], id="everything pruned"),
+        ],
+    )
+    def test_settings(self, changes):
+        check(mlp(), compress(mlp(), settings=QUICK.override(*changes)))
+
+    def test_no_epochs(self):
+        """As trained as they come, the weights are quantized and coded."""
+        settings = QUICK.override("vd.epochs=0", "vd+sws.epochs=0", "closing.epochs=0")
+        check(mlp(), compress(mlp(), settings=settings))
+
+    def test_no_mixture_to_read_from(self):
+        with pytest.raises(
+            BayeszipError, match=r"no phase trains the mixture \(τ₂ > 0\); set quantization\.assignment"
+        ):
+            compress(mlp(), settings=QUICK.override("all.tau2=0"))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compress(mlp())
+
+
+class TestPaths:
+    """Where results and checkpoints go."""
+
+    @pytest.mark.parametrize("name", ["θ 網.bayz", " ", "-o", "a" * 250])
+    def test_odd_names(self, result, tmp_path, name):
+        result.save(tmp_path / name)
+        assert torch.equal(bayeszip.load(tmp_path / name)(INPUTS), result.model(INPUTS))
+
+    def test_a_folder(self, result, tmp_path):
+        with pytest.raises(OutputError, match="it is a folder; name a file in it"):
+            result.save(tmp_path)
+
+    def test_checkpoints_in_a_folder_with_an_odd_name(self, tmp_path):
+        result = compress(mlp(), checkpoints=tmp_path / "θ 網")
+        assert compress(mlp(), checkpoints=tmp_path / "θ 網", resume=True).blob == result.blob
+
+    def test_checkpoints_where_a_file_is(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OutputError, match=r"can't create the folder .*file"):
+            compress(mlp(), checkpoints=tmp_path / "file")
+
+    @pytest.mark.parametrize("call", ["open", "write", "fsync"])
+    @pytest.mark.parametrize("code", ["ENOSPC", "EROFS"])
+    def test_a_disk_that_takes_nothing(self, result, tmp_path, monkeypatch, call, code):
+        def fail(*arguments, **options):
+            raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+        monkeypatch.setattr(f"bayeszip.files.os.{call}", fail)
+        with pytest.raises(OutputError, match="the disk is"):
+            result.save(tmp_path / "net.bayz")
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_read_only_folder_for_checkpoints(self, tmp_path, monkeypatch):
+        real = os.open
+
+        def refuse(path, flags, *rest):
+            if flags & os.O_CREAT:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return real(path, flags, *rest)
+
+        monkeypatch.setattr("bayeszip.files.os.open", refuse)
+        with pytest.raises(OutputError, match="permission denied; choose a folder you may write to"):
+            compress(mlp(), checkpoints=Checkpointing(tmp_path / "checkpoints"))
