@@ -53,7 +53,7 @@ def test_inputs_that_are_no_picture_give_a_map_of_the_matrix(image):
     ("op", "shape", "tile"),
     [
         ("conv2d", (6, 1, 5, 3), (5, 3)),
-        ("conv2d", (6, 3, 5, 5), (5, 5)),
+        ("conv2d", (6, 4, 5, 5), (5, 5)),
         ("conv1d", (6, 1, 7), (1, 7)),
         ("conv3d", (6, 1, 2, 3, 4), (2, 12)),
         ("conv_transpose2d", (1, 6, 3, 3), (3, 3)),
@@ -64,7 +64,16 @@ def test_convolutions_show_their_kernels(op, shape, tile):
     picture = first_layer(CompressedModel({"w": weight}, Graph(1, (Node(op, (0,), ("w", None)),), (1,))))
     assert (picture.kind, picture.units) == ("kernels", 6)
     assert {kernel.shape for kernel in picture.tiles} == {tile}
-    assert bool(picture.note) == (3 in shape[1:2])
+    assert bool(picture.note) == (4 in shape[1:2])
+
+
+def test_three_channels_are_colors():
+    weight = quantized(6, 3, 5, 4)
+    picture = first_layer(CompressedModel({"w": weight}, Graph(1, (Node("conv2d", (0,), ("w", None)),), (1,))))
+    assert (picture.kind, picture.units) == ("colors", 6)
+    values = np.moveaxis(weight.dequantize(), 1, -1)
+    assert all(any(np.array_equal(tile, unit) for unit in values) for tile in picture.tiles)
+    assert picture.tiles[0].shape == (5, 4, 3)
 
 
 def test_a_matrix_without_a_graph_becomes_a_map_of_density():

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from bayeszip.cli.base import FileArgument, command
 
@@ -35,13 +36,12 @@ def report(
     """
     from bayeszip import report as room
     from bayeszip.files import check_writable, write_atomically
+    from bayeszip.report.plots import write_plots
 
     check_writable(output)
-    contents = room.gather(file, run)
-    write_atomically(output, room.page(contents).encode())
-    typer.echo(f"written to {output}")
-    if plots is not None:
-        from bayeszip.report.plots import write_plots
-
-        for path in write_plots(contents, plots):
-            typer.echo(f"written to {path}")
+    with Console(stderr=True).status("drawing"):
+        contents = room.gather(file, run)
+        write_atomically(output, room.page(contents).encode())
+        drawn = [] if plots is None else write_plots(contents, plots)
+    for path in (output, *drawn):
+        typer.echo(f"written to {path}")

@@ -317,20 +317,35 @@ def input_map(total: np.ndarray) -> Markup:
 
 
 def tiles(picture: Picture) -> Markup:
-    """A tile a unit, blue where a weight is positive, red where it is negative, deeper where it is larger."""
+    """A tile a unit, blue where a weight is positive, red where it is negative, deeper where it is larger; or in the
+    colors it looks for.
+    """
     largest = max((float(np.abs(tile).max()) for tile in picture.tiles), default=1.0) or 1.0
     drawn = []
     for tile in picture.tiles:
-        rows, columns = tile.shape
+        rows, columns = tile.shape[:2]
         count = int(np.count_nonzero(tile))
-        shades = join(
-            element("path", d=_cells(mask), class_=kind, fill_opacity=0.2 + 0.8 * level / SHADES)
-            for kind, level, mask in _shaded(tile / largest)
-        )
+        cells = _colored(tile / largest) if picture.kind == "colors" else _signed(tile / largest)
         drawn.append(
-            element("svg", _title(f"{count:,} weights"), shades, viewBox=f"0 0 {columns} {rows}", class_="tile")
+            element("svg", _title(f"{count:,} weights"), cells, viewBox=f"0 0 {columns} {rows}", class_="tile")
         )
     return element("div", *drawn, class_=f"tiles {picture.kind}", role="img", aria_label=f"{len(drawn)} units")
+
+
+def _colored(tile: np.ndarray) -> Markup:
+    """Gray where a pixel doesn't matter, else the color that a unit likes to see there."""
+    levels = np.rint(127.5 + 127.5 * tile).astype(int)
+    return join(
+        element("path", d=f"M{column} {row}h1v1h-1z", fill="#{:02x}{:02x}{:02x}".format(*levels[row, column]))
+        for row, column in np.argwhere(tile.any(axis=2)).tolist()
+    )
+
+
+def _signed(tile: np.ndarray) -> Markup:
+    return join(
+        element("path", d=_cells(mask), class_=kind, fill_opacity=0.2 + 0.8 * level / SHADES)
+        for kind, level, mask in _shaded(tile)
+    )
 
 
 def _shaded(tile: np.ndarray) -> Iterable[tuple[str, int, np.ndarray]]:
@@ -349,6 +364,7 @@ def _cells(mask: np.ndarray) -> str:
 
 def density_map(density: np.ndarray) -> Markup:
     """Where in a matrix the weights are that are not zero."""
+    most = float(density.max()) or 1.0
     cells = [
         element(
             "rect",
@@ -358,7 +374,7 @@ def density_map(density: np.ndarray) -> Markup:
             width=1,
             height=1,
             class_="fill1",
-            fill_opacity=0.06 + 0.94 * share,
+            fill_opacity=0.06 + 0.94 * share / most,
         )
         for (row, column), share in ((place, float(value)) for place, value in np.ndenumerate(density))
         if share

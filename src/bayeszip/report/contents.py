@@ -14,6 +14,7 @@ from bayeszip.errors import DataError
 from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
 from bayeszip.graph.indices import is_index, surviving
+from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.report.first_layer import Picture, first_layer, values_of
 from bayeszip.report.quoted import Quoted, quoted_for
 from bayeszip.report.run import Run, read_run
@@ -31,6 +32,8 @@ class Layer:
     before: tuple[int, ...] | None
     units_before: int | None
     units_after: int | None
+    #: Whether it is a parameter: neither a statistic nor a mask.
+    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,11 @@ class Contents:
 
     @property
     def nonzero(self) -> int:
-        return sum(layer.described.nonzero for layer in self.layers)
+        return sum(layer.described.nonzero for layer in self.layers if layer.trained)
 
     @property
     def kept(self) -> int:
-        return sum(layer.described.size for layer in self.layers)
+        return sum(layer.described.size for layer in self.layers if layer.trained)
 
     def spans(self) -> list[Span]:
         """The phases of the run, in order."""
@@ -198,7 +201,7 @@ def _known_network(description: Description) -> tuple[str | None, dict[str, tupl
 
 
 def _layers(description: Description, model: CompressedModel, shapes: dict[str, tuple[int, ...]]) -> Iterator[Layer]:
-    outputs = _output_dims(model)
+    outputs, untrained = _output_dims(model), _untrained(model)
     for tensor in description.tensors:
         if is_index(tensor.name):
             continue
@@ -212,7 +215,19 @@ def _layers(description: Description, model: CompressedModel, shapes: dict[str, 
             before,
             before[dim] if has_units and before is not None else None,
             tensor.shape[dim] if has_units else None,
+            tensor.name not in untrained,
         )
+
+
+def _untrained(model: CompressedModel) -> set[str]:
+    """Tensors that the graph reads as statistics or masks."""
+    nodes = model.graph.nodes if model.graph else ()
+    return {
+        name
+        for node in nodes
+        for name, role in zip(node.tensors, OPERATORS[node.op].tensors, strict=True)
+        if name is not None and role in BUFFER_ROLES
+    }
 
 
 def _output_dims(model: CompressedModel) -> dict[str, int]:

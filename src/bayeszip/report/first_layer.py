@@ -8,8 +8,8 @@ from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawT
 
 __all__ = ["MOST_TILES", "Picture", "first_layer", "values_of"]
 
-#: Units shown one by one; those with the most weights.
-MOST_TILES = 120
+#: Units shown one by one; those with the most weights. Colors take more room in the page.
+MOST_TILES, MOST_COLORED = 120, 64
 #: Rows and columns of a map of density.
 MOST_CELLS = 64
 #: Operators that only say where values lie; the units behind them still read the inputs one by one.
@@ -22,8 +22,9 @@ class Picture:
 
     Args:
         tensor: its weights' name.
-        kind: "fields" (a unit's weights lie as the inputs do), "kernels" (of a convolution) or "matrix" (the share
-            of weights that are not zero in each block).
+        kind: "fields" (a unit's weights lie as the inputs do), "kernels" (of a convolution), "colors" (of one that
+            reads three channels: height × width × 3) or "matrix" (the share of weights that are not zero in each
+            block).
         tiles: a picture a unit, signed, those with most weights first; one alone for "matrix".
         units: how many units the layer has; there may be more than tiles.
         total: how many weights read each input, laid out as the inputs are; for "fields".
@@ -101,12 +102,17 @@ def _fields(name: str, weights: np.ndarray, shape: tuple[int, int]) -> Picture:
 
 
 def _kernels(name: str, weights: np.ndarray) -> Picture:
-    """One kernel a unit: as it is where it reads one channel, else its root mean square over the channels."""
+    """One kernel a unit: as it is where it reads one channel, in color where it reads three in two dimensions, else
+    its root mean square over the channels.
+    """
+    channels = weights.shape[1]
+    if channels == 3 and weights.ndim == 4:
+        return Picture(name, "colors", _fullest(np.moveaxis(weights, 1, -1), MOST_COLORED), len(weights))
     note = ""
     kernels = weights[:, 0]
-    if weights.shape[1] > 1:
+    if channels > 1:
         kernels = np.sqrt(np.mean(weights.astype(np.float64) ** 2, axis=1))
-        note = f"root mean square over {weights.shape[1]} channels"
+        note = f"root mean square over {channels} channels"
     if kernels.ndim == 2:
         kernels = kernels[:, None, :]
     elif kernels.ndim > 3:
@@ -114,10 +120,10 @@ def _kernels(name: str, weights: np.ndarray) -> Picture:
     return Picture(name, "kernels", _fullest(kernels), len(kernels), note=note)
 
 
-def _fullest(tiles: np.ndarray) -> tuple[np.ndarray, ...]:
+def _fullest(tiles: np.ndarray, most: int = MOST_TILES) -> tuple[np.ndarray, ...]:
     """The tiles with the most weights; ties stay in the layer's order. Without tiles that are all zero."""
     counts = np.count_nonzero(tiles.reshape(len(tiles), -1), axis=1)
-    order = np.argsort(-counts, kind="stable")[:MOST_TILES]
+    order = np.argsort(-counts, kind="stable")[:most]
     return tuple(tiles[unit] for unit in order if counts[unit])
 
 

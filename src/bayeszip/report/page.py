@@ -201,8 +201,8 @@ def _bytes(contents: Contents) -> Markup:
 
 def _bar(items: Sequence[tuple[str, int]], whole: int) -> Markup:
     """A bar of segments whose widths are their shares; labels where they fit."""
-    largest = sorted((count for _, count in items), reverse=True)[:MOST_SEGMENTS]
-    shown = [(name, count) for name, count in items if count and count >= largest[-1]][:MOST_SEGMENTS]
+    largest = sorted(range(len(items)), key=lambda place: -items[place][1])[:MOST_SEGMENTS]
+    shown = [items[place] for place in sorted(largest) if items[place][1]]
     rest = whole - sum(count for _, count in shown)
     if rest:
         shown.append((f"{sum(1 for _, count in items if count) - len(shown)} others", rest))
@@ -348,7 +348,9 @@ def _first_layer(contents: Contents) -> Markup | None:
         )
     shown = len(picture.tiles)
     which = f"{shown} units" if shown == picture.units else f"the {shown} units with most weights, of {picture.units:,}"
-    tone = "blue: positive, red: negative, deeper: larger"
+    tone = (
+        "in the colors they look for" if picture.kind == "colors" else "blue: positive, red: negative, deeper: larger"
+    )
     gallery = _figure(
         "What each unit looks at" if picture.kind == "fields" else "The kernels",
         "; ".join(filter(None, (which, picture.note or tone))),

@@ -147,18 +147,21 @@ def _draw_first_layer(figure: Figure, contents: Contents) -> None:
     mosaic = _mosaic(picture.tiles)
     reach = float(np.nanmax(np.abs(mosaic))) or 1.0
     axes = figure.subplots()
-    axes.imshow(mosaic, cmap="RdBu", vmin=-reach, vmax=reach, interpolation="nearest")
+    if picture.kind == "colors":
+        axes.imshow(np.nan_to_num(0.5 + 0.5 * mosaic / reach, nan=1.0), interpolation="nearest")
+    else:
+        axes.imshow(mosaic, cmap="RdBu", vmin=-reach, vmax=reach, interpolation="nearest")
     axes.set_title(_plain(f"{picture.tensor}: what each of {len(picture.tiles)} units looks at"))
     axes.axis("off")
 
 
 def _mosaic(tiles: Sequence[np.ndarray]) -> np.ndarray:
     """All tiles as one image, side by side with gaps between them."""
-    height, width = tiles[0].shape if tiles else (1, 1)
+    height, width, *channels = tiles[0].shape if tiles else (1, 1)
     gap = max(1, width // 8)
     columns = max(1, math.ceil(math.sqrt(1.6 * len(tiles))))
     rows = max(1, -(-len(tiles) // columns))
-    mosaic = np.full((rows * (height + gap), columns * (width + gap)), np.nan)
+    mosaic = np.full((rows * (height + gap), columns * (width + gap), *channels), np.nan)
     mosaic[0, 0] = 0.0
     for number, tile in enumerate(tiles):
         row, column = divmod(number, columns)
