@@ -509,7 +509,7 @@ class Context:
                     octets += bytes([self.bits(8)])
                     continue
                 higher = octets[place - 1] if place else 0
-                keys = [(0,), (1, one[place]), (2, higher), (3, distant[place]), (4, onward, pointed[place])]
+                keys = [(0,), (1, one[place]), (2, higher), (3, distant[place]), (4, pointed[place] if onward else None)]
                 node = 1
                 for _ in range(8):
                     inputs = [

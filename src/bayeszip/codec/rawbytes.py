@@ -19,6 +19,8 @@ _FLOATS = {"float32", "float16", "bfloat16", "float64"}
 _WEIGHTS = (14000, 14000, 14000, 14000, 14000)
 _RATE, _MOST, _PRIOR = 24, 1 << 14, 6
 _INPUTS = len(_WEIGHTS)
+#: of a byte's place: none; a byte before, above and a row back; where the last two elements point, if it is still that way
+_CONTEXTS = 1 + 3 * 256 + 257
 #: tensors with fewer elements than this have no noise
 LEAST_NOISE = 512
 _BLOCK = 1 << 16
@@ -34,7 +36,7 @@ class RawMemory(NamedTuple):
     def fresh(cls, itemsize: int) -> "RawMemory":
         weights = np.array(_WEIGHTS, dtype=np.int64) * (UNIT_WEIGHT >> 16)
         return cls(
-            evidence=np.zeros((itemsize * (_INPUTS + 1) * 256 * 256, 2), dtype=np.uint16),
+            evidence=np.zeros((itemsize * _CONTEXTS * 256, 2), dtype=np.uint16),
             weights=np.repeat(weights[None], itemsize, axis=0),
         )
 
@@ -110,12 +112,11 @@ def code_raw(
             distant = int(planes[element - row, place]) if element >= row else 0
             pointed = _pointed(planes, element, place)
             higher = int(planes[element, place - 1]) if place else 0
-            start = place * (_INPUTS + 1)
-            contexts[0] = start * 256
-            contexts[1] = (start + 1) * 256 + before
-            contexts[2] = (start + 2) * 256 + higher
-            contexts[3] = (start + 3) * 256 + distant
-            contexts[4] = (start + 4 + onward) * 256 + pointed
+            contexts[0] = place * _CONTEXTS
+            contexts[1] = contexts[0] + 1 + before
+            contexts[2] = contexts[0] + 257 + higher
+            contexts[3] = contexts[0] + 513 + distant
+            contexts[4] = contexts[0] + 769 + (pointed if onward else 256)
             byte = _code_byte(state, buffer, int(planes[element, place]), contexts, inputs, evidence, weights[place])
             planes[element, place] = byte
             if byte != pointed:
