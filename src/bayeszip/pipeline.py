@@ -207,10 +207,12 @@ def pack(
     network = None
     if isinstance(model, Mapping):
         tensors = graph.unwrapped_names(model)
-    else:
+    elif isinstance(model, nn.Module):
         check_materialized(model)
         network = graph.plain_copy(model)
         tensors = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    else:
+        raise ModelError(f"pack takes a network or tensors by name, not a {type(model).__name__}")
     quantized = {
         name: _packed(name, tensor, components, max_error) for name, tensor in tensors.items() if _is_packable(tensor)
     }

@@ -12,7 +12,7 @@ from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
-from bayeszip.graph.proof import outputs_of, random_inputs
+from bayeszip.graph.proof import alike, outputs_of, random_inputs
 from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.tensors import CompressedModel
@@ -201,11 +201,8 @@ def _check(model: CompressedModel, net: nn.Module) -> None:
     tolerance = 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
     if len(expected) != len(found):
         raise ModelError(f"{type(net).__name__} returns {len(found)} tensors, the file's own graph {len(expected)}")
-    for one, other in zip(expected, found, strict=True):
-        if one.shape != other.shape or not torch.allclose(
-            one, other, rtol=tolerance, atol=tolerance * float(one.abs().max()) if one.numel() else 0.0, equal_nan=True
-        ):
-            raise ModelError(
-                f"{type(net).__name__} with these tensors computes something else than the file's own graph; its "
-                "forward may count on the original sizes: load without into="
-            )
+    if not alike(expected, found, tolerance):
+        raise ModelError(
+            f"{type(net).__name__} with these tensors computes something else than the file's own graph; its "
+            "forward may count on the original sizes: load without into="
+        )

@@ -11,6 +11,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.state import check_tensor
 
 __all__ = ["computed_tensors", "make_plain", "plain_copy", "unwrapped", "unwrapped_names"]
 
@@ -30,7 +31,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def unwrapped_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without what a wrapper put in front of all its names."""
+    """A state dict without what a wrapper put in front of all its names.
+
+    Raises:
+        ModelError: a name is no text, or what it names is no tensor that a file can hold.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise ModelError(f"tensors are named by text, not {name!r}")
+        if not isinstance(tensor, Tensor):
+            raise ModelError(f"{name} is a {type(tensor).__name__}, not a tensor: leave it out")
+        check_tensor(tensor, name)
     names = list(tensors)
     while names and (prefix := next((each for each in _PREFIXES if all(n.startswith(each) for n in names)), None)):
         names = [name.removeprefix(prefix) for name in names]
@@ -41,9 +52,11 @@ def plain_copy(module: nn.Module) -> nn.Module:
     """A copy of a network, unwrapped, in eval mode, on the CPU, of plain layers. The network is left as it was.
 
     Raises:
-        ModelError: it can't be copied.
+        ModelError: it can't be copied, or has a tensor that a file can't hold.
     """
     module = unwrapped(module)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        check_tensor(tensor, name)
     # Tensors that a layer keeps beside its parameters, and that were computed, refuse to be copied.
     beside = {
         id(value): value.detach().clone()

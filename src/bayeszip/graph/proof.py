@@ -12,7 +12,7 @@ from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.tensors import CompressedModel
 
-__all__ = ["outputs_of", "prove_same", "random_inputs"]
+__all__ = ["alike", "outputs_of", "prove_same", "random_inputs"]
 
 #: Outputs may differ by so many times what rounding every parameter to float32 once more would do; a constant that was
 #: folded into a bias was rounded so. A border or a sign done wrong is off by far more.
@@ -132,6 +132,18 @@ def _gap(one: Tensor, other: Tensor) -> float:
     scale = max(float(one[finite].abs().max()) if finite.any() else 0.0, torch.finfo(torch.float64).tiny)
     gaps = (one - other)[~alike].abs() / scale
     return float(gaps.nan_to_num(nan=math.inf).max())
+
+
+def alike(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether outputs agree, relative to the largest of each; where one isn't finite, the other is the same."""
+    for one, other in zip(expected, found, strict=True):
+        one, other = one.double(), other.double()
+        scale = float(one.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if one.numel() else 0.0
+        if one.shape != other.shape or not torch.allclose(
+            one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        ):
+            return False
+    return True
 
 
 def outputs_of(result: object) -> list[Tensor]:

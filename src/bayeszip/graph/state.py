@@ -14,6 +14,7 @@ from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, QuantizedTensor
 __all__ = [
     "DTYPES",
     "FLOATING",
+    "check_tensor",
     "dense_tensors",
     "dtype_of",
     "from_state",
@@ -94,17 +95,23 @@ def to_raw(tensor: Tensor, name: str = "a tensor") -> RawTensor:
     Raises:
         ModelError: the tensor has no values (meta), isn't dense, or its dtype can't be stored.
     """
-    if tensor.is_meta:
-        raise ModelError(f"{name} is on the meta device: it has no values")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise ModelError(f"{name} isn't a dense tensor but {tensor.layout}: make it dense first")
+    check_tensor(tensor, name)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in RAW_DTYPES:
-        raise ModelError(f"{name} has dtype {tensor.dtype}, which can't be stored; known: {', '.join(RAW_DTYPES)}")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if plain.dtype == torch.bfloat16:
         plain = plain.view(torch.int16)
     return RawTensor(plain.numpy().copy().view(RAW_DTYPES[dtype]).reshape(tuple(tensor.shape)), dtype)
+
+
+def check_tensor(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor that a file can't hold; see `to_raw`."""
+    if tensor.is_meta:
+        raise ModelError(f"{name} is on the meta device: it has no values")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "a quantized one" if tensor.is_quantized else tensor.layout
+        raise ModelError(f"{name} isn't a dense tensor but {kind}: make it dense first")
+    if str(tensor.dtype).removeprefix("torch.") not in RAW_DTYPES:
+        raise ModelError(f"{name} has dtype {tensor.dtype}, which can't be stored; known: {', '.join(RAW_DTYPES)}")
 
 
 def to_torch(tensor: QuantizedTensor | RawTensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 from bayeszip.errors import ModelError
 from bayeszip.graph.aten import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
-from bayeszip.graph.proof import outputs_of
+from bayeszip.graph.proof import alike, outputs_of
 from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
 from bayeszip.tensors import CompressedModel, Graph
@@ -91,12 +91,8 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     tolerance = 5e-2 if short else 1e-4
     if len(expected) != len(found):
         raise UntraceableModel(f"{type(module).__name__} returns {len(expected)} tensors, its graph {len(found)}")
-    for one, other in zip(expected, found, strict=True):
-        scale = float(one.double().abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
-        if one.shape != other.shape or not torch.allclose(
-            one.double(), other.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True
-        ):
-            raise UntraceableModel(f"the graph of {type(module).__name__} doesn't compute what the module does")
+    if not alike(expected, found, tolerance):
+        raise UntraceableModel(f"the graph of {type(module).__name__} doesn't compute what the module does")
 
 
 def _pruned(graph: Graph) -> Graph:
