@@ -1,16 +1,22 @@
 """Runs of experiments: many compressions from the same pretrained networks, several at once on a GPU, each recorded.
 
-A run that has its record already is not repeated, so that an experiment can be stopped and taken up again.
+Training is for threads, since a GPU is kept busy by several at once; what follows it, quantized weights to a file and
+its figures, for processes. A run that has its record already is not repeated, so that an experiment can be stopped and
+taken up again.
 """
 
 import argparse
+import copy
+import dataclasses
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,10 +29,16 @@ from torch import nn
 
 from bayeszip import codec, data, pipeline
 from bayeszip.errors import BayeszipError
-from bayeszip.fitting import Watcher, count_examples, evaluate, fit
-from bayeszip.pipeline import Result
+from bayeszip.fitting import EpochStats, Watcher, count_examples, evaluate, fit
+from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.pipeline import start_prior
+from bayeszip.posterior import Posterior
+from bayeszip.quantize import quantize, round_codebook
 from bayeszip.recipe import Recipe, recipe
 from bayeszip.record import file_figures, write_record
+from bayeszip.result import Fit, Form, Result, write_weights
+from bayeszip.tensors import QuantizedTensor
+from bayeszip.variational import Conversion, to_stock, to_variational
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -55,12 +67,24 @@ class Run:
         return sum(phase.epochs for phase in (*settings.phases, settings.closing))
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What is left of the training of a run."""
+
+    quantized: Mapping[str, QuantizedTensor]
+    conversion: Conversion
+    accuracy_before: float
+    seconds: float
+    device: str
+    history: tuple[EpochStats, ...]
+
+
 class Bench:
     """The data on a device, the pretrained networks, and runs on them.
 
     Args:
         folder: of pretrained networks, which are trained if they are not there.
-        jobs: runs at once.
+        jobs: trainings at once.
     """
 
     def __init__(self, device: str, folder: Path, jobs: int | None = None) -> None:
@@ -72,84 +96,73 @@ class Bench:
             sys.setswitchinterval(5e-4)
 
     @cached_property
-    def dataset(self) -> data.Dataset:
-        return data.load("mnist")
-
-    @cached_property
-    def train(self) -> data.Split:
-        return self.dataset.train.to(self.device)
+    def train_split(self) -> data.Split:
+        return mnist().train.to(self.device)
 
     @cached_property
     def validation(self) -> data.Batches:
-        split = self.dataset.validation.to(self.device)
+        split = mnist().validation.to(self.device)
         return data.Batches(split.images, split.labels, EVALUATION_BATCH)
 
-    @cached_property
-    def test(self) -> data.Batches:
-        """On a CPU, as anyone can repeat it."""
-        return data.Batches(self.dataset.test.images, self.dataset.test.labels, EVALUATION_BATCH)
-
     def batches(self, batch_size: int, seed: int) -> data.Batches:
-        return data.Batches(self.train.images, self.train.labels, batch_size, shuffle=True, seed=seed)
-
-    def pretrained(self, model: str, seed: int) -> nn.Module:
-        """The network with the weights that `pretrain` left."""
-        network = pipeline.build_seeded(model, seed)
-        network.load_state_dict(load_file(self._weights(model, seed)))
-        return network
+        split = self.train_split
+        return data.Batches(split.images, split.labels, batch_size, shuffle=True, seed=seed)
 
     def pretrain(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Train, by the recipe `l2`, the networks that are not there yet."""
-        missing = [(model, seed) for model, seed in sorted(set(wanted)) if not self._weights(model, seed).exists()]
-        networks = [pipeline.build_seeded(model, seed).to(self.device) for model, seed in missing]
+        missing = [key for key in sorted(set(wanted)) if not weights_file(self.folder, *key).exists()]
+        networks = {key: pipeline.build_seeded(*key).to(self.device) for key in missing}
         settings = recipe("l2")
 
-        def train(network: nn.Module, key: tuple[str, int], watcher: Watcher) -> str:
-            batches = self.batches(settings.batch_size, key[1])
+        def train(key: tuple[str, int], watcher: Watcher) -> str:
+            network, batches = networks[key], self.batches(settings.batch_size, key[1])
             fit(network, batches, settings.pretraining, n_data=count_examples(batches), watcher=watcher)
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file({name: tensor.cpu() for name, tensor in network.state_dict().items()}, self._weights(*key))
+            weights = {name: tensor.cpu() for name, tensor in network.state_dict().items()}
+            save_file(weights, weights_file(self.folder, *key))
             return f"{key[0]} seed {key[1]}: {100 * evaluate(network, self.validation):.2f} % on validation"
 
         epochs = sum(phase.epochs for phase in settings.pretraining)
-        tasks = [
-            Task(lambda watcher, n=network, k=key: train(n, k, watcher), epochs)
-            for network, key in zip(networks, missing, strict=True)
-        ]
-        self.all_of("pretraining", tasks)
+        self.all_of("pretraining", [Task(lambda watcher, k=key: train(k, watcher), epochs) for key in missing])
 
-    def compress(self, run: Run, watcher: Watcher) -> Result:
-        return pipeline.compress(
-            self.pretrained(run.model, run.seed),
-            self.batches(run.recipe.batch_size, run.seed),
-            val_loader=self.validation,
-            recipe=run.recipe,
-            seed=run.seed,
-            device=self.device,
-            watcher=watcher,
-        )
+    def train(self, run: Run, watcher: Watcher) -> Trained:
+        """All of `compress` that a GPU is for."""
+        began = time.perf_counter()
+        settings = run.recipe.scaled()
+        network = pretrained(self.folder, run.model, run.seed).to(self.device)
+        teacher = copy.deepcopy(network).eval().requires_grad_(False)
+        batches = self.batches(settings.batch_size, run.seed)
+        how = {"n_data": count_examples(batches), "teacher": teacher, "validation": self.validation, "watcher": watcher}
+        accuracy_before = evaluate(network, self.validation)
+        conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        prior = start_prior(network, settings)
+        fit(network, batches, settings.phases, prior=prior, **how)
+        quantized = quantize(Posterior.of(network, prior), settings.quantization)
+        to_stock(network)
+        if settings.closing.epochs and len(next(iter(quantized.values())).codebook) > 1:
+            write_weights(network, quantized)
+            shared = SharedValues(network, quantized)
+            fit(shared, batches, (settings.closing,), **how)
+            codebook = round_codebook(shared.codebook(), settings.quantization.codebook_bits)
+            quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        seconds = time.perf_counter() - began
+        return Trained(quantized, conversion, accuracy_before, seconds, device, tuple(watcher.history))
 
     def record(self, experiment: str, runs: Sequence[Run]) -> float:
         """Do the runs that have no record yet; returns the seconds that took."""
         missing = [run for run in runs if not (RESULTS / experiment / run.name / "result.json").exists()]
         self.pretrain((run.model, run.seed) for run in missing)
-
-        def task(run: Run, watcher: Watcher) -> str:
-            result = self.compress(run, watcher)
-            figures = file_figures(result.network().cpu(), result.blob, self.test) | {
-                "model": run.model,
-                "paper_bytes": paper_bytes(result, run.model),
-                "runs_at_once": self.jobs,
-            }
-            write_record(RESULTS / experiment / run.name, result, figures)
-            return (
-                f"{run.name}: {100 * figures['accuracy']:.2f} %, {figures['bytes']:,} bytes, {figures['ratio']:.0f}×, "
-                f"{4 * figures['params'] / figures['paper_bytes']:.0f}× in the paper's accounting"
-            )
-
         # The longest first: none is left alone at the end.
-        ordered = sorted(missing, key=lambda run: -run.epochs)
-        return self.all_of(experiment, [Task(lambda watcher, r=run: task(r, watcher), run.epochs) for run in ordered])
+        tasks = [
+            Task(
+                lambda watcher, r=run: self.train(r, watcher),
+                run.epochs,
+                lambda trained, r=run: (r, trained, self.folder, RESULTS / experiment / r.name, self.jobs),
+            )
+            for run in sorted(missing, key=lambda run: -run.epochs)
+        ]
+        return self.all_of(experiment, tasks)
 
     def all_of(self, title: str, tasks: Sequence["Task"]) -> float:
         """Do all, `jobs` at once, with a progress bar; what fails is told, and the others go on."""
@@ -158,46 +171,119 @@ class Bench:
         began = time.perf_counter()
         failures: list[str] = []
         console = Console(stderr=True, soft_wrap=True)
-        with Progress(*Progress.get_default_columns(), console=console) as progress:
+
+        def tell(line: str) -> None:
+            console.print(f"[{time.perf_counter() - began:.0f} s] {line}", markup=False, highlight=False)
+
+        def guarded(work: Callable[[], Any]) -> Any:
+            try:
+                return work()
+            except BayeszipError as error:
+                failures.append(str(error))
+                tell(f"failed: {error}")
+                return None
+
+        workers = max(1, (os.cpu_count() or 1) // 2 if self.jobs > 1 else 1)
+        with (
+            Progress(*Progress.get_default_columns(), console=console) as progress,
+            ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as processes,
+            ThreadPoolExecutor(self.jobs) as threads,
+        ):
             bar = progress.add_task(title, total=sum(task.epochs for task in tasks))
 
-            def work(task: Task) -> None:
-                try:
-                    line = task.work(_Advance(lambda: progress.advance(bar)))
-                    console.print(f"[{time.perf_counter() - began:.0f} s] {line}", markup=False, highlight=False)
-                except BayeszipError as error:
-                    failures.append(str(error))
-                    console.print(f"failed: {error}", markup=False, highlight=False)
+            def work(task: Task) -> Future[str] | str | None:
+                outcome = guarded(lambda: task.work(_History(lambda: progress.advance(bar))))
+                if task.finish is None or outcome is None:
+                    return outcome
+                return processes.submit(finish, *task.finish(outcome))
 
-            with ThreadPoolExecutor(self.jobs) as executor:
-                list(executor.map(work, tasks))
+            for outcome in threads.map(work, tasks):
+                line = guarded(outcome.result) if isinstance(outcome, Future) else outcome
+                if line is not None:
+                    tell(line)
         if failures:
             raise SystemExit(f"{title}: {len(failures)} of {len(tasks)} failed; run again to repeat them")
         return time.perf_counter() - began
 
-    def _weights(self, model: str, seed: int) -> Path:
-        return self.folder / f"{model}-seed-{seed}.safetensors"
-
 
 @dataclass(frozen=True)
 class Task:
-    """Something to do with a watcher, that long."""
+    """Something to do with a watcher, that long; and what `finish` is then called with, if it is."""
 
-    work: Callable[[Watcher], str]
+    work: Callable[["_History"], Any]
     epochs: int
+    finish: Callable[[Any], tuple[Any, ...]] | None = None
 
 
-class _Advance(Watcher):
-    """Moves a progress bar on after each epoch; threads take turns at it."""
+class _History(Watcher):
+    """Keeps the history, and moves a progress bar on after each epoch; threads take turns at it."""
 
     _turn = Lock()
 
     def __init__(self, advance: Callable[[], None]) -> None:
         self._advance = advance
+        self.history: list[EpochStats] = []
 
-    def on_epoch(self, *epoch: Any) -> None:
+    def on_epoch(self, stats: EpochStats, *state: Any) -> None:
+        self.history.append(stats)
         with self._turn:
             self._advance()
+
+
+def finish(run: Run, trained: Trained, pretrained_in: Path, folder: Path, jobs: int) -> str:
+    """The file of a trained run, its figures and its record."""
+    network = pretrained(pretrained_in, run.model, run.seed)
+    write_weights(network, trained.quantized)
+    splits = mnist()
+    result = Form(network, (splits.train.images[:2],), run.recipe.coding).code(trained.quantized)
+    result = dataclasses.replace(
+        result,
+        accuracy=evaluate(result.network(), _in_order(splits.validation)),
+        fit=Fit(
+            recipe=run.recipe.scaled(),
+            seed=run.seed,
+            conversion=trained.conversion,
+            accuracy_before=trained.accuracy_before,
+            seconds=trained.seconds,
+            device=trained.device,
+            history=trained.history,
+        ),
+    )
+    figures = file_figures(result.network(), result.blob, _in_order(splits.test)) | {
+        "model": run.model,
+        "paper_bytes": paper_bytes(result, run.model),
+        "runs_at_once": jobs,
+    }
+    write_record(folder, result, figures)
+    return (
+        f"{run.name}: {100 * figures['accuracy']:.2f} %, {figures['bytes']:,} bytes, {figures['ratio']:.0f}×, "
+        f"{4 * figures['params'] / figures['paper_bytes']:.0f}× in the paper's accounting"
+    )
+
+
+@cache
+def mnist() -> data.Dataset:
+    return data.load("mnist")
+
+
+def _in_order(split: data.Split) -> data.Batches:
+    return data.Batches(split.images, split.labels, EVALUATION_BATCH)
+
+
+def _one_thread() -> None:
+    """A process of many keeps to one core."""
+    torch.set_num_threads(1)
+
+
+def weights_file(folder: Path, model: str, seed: int) -> Path:
+    return folder / f"{model}-seed-{seed}.safetensors"
+
+
+def pretrained(folder: Path, model: str, seed: int) -> nn.Module:
+    """The network with the weights that `Bench.pretrain` left."""
+    network = pipeline.build_seeded(model, seed)
+    network.load_state_dict(load_file(weights_file(folder, model, seed)))
+    return network
 
 
 def paper_bytes(result: Result, model: str) -> int:
@@ -217,11 +303,11 @@ def note_seconds(experiment: str, bench: Bench, seconds: float) -> None:
     path.write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
+def parser(description: str | None, seeds: int = 5) -> argparse.ArgumentParser:
     """The options that all experiments have."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    options.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
+    options.add_argument("--seeds", type=int, default=seeds, help="how many seeds, from 0")
     options.add_argument("--only", default="", help="only runs whose name contains this")
     options.add_argument("--jobs", type=int, default=None, help="runs at once; by default 8 on a GPU, else 1")
     options.add_argument(

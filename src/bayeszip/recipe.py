@@ -212,8 +212,23 @@ _VD = Phase(
     tau1_ramp=0.2,
     distillation=0.5,
     rate_theta=4e-3,
-    rate_log_sigma2=5e-4,
+    rate_log_sigma2=1e-3,
     schedule="linear",
+    compact_every=2,
+)
+_VD_SWS = Phase(
+    name="vd+sws",
+    epochs=40,
+    tau1=1.0,
+    tau2=2e-2,
+    distillation=0.5,
+    rate_theta=5e-4,
+    rate_log_sigma2=2.5e-4,
+    rate_means=5e-4,
+    schedule="linear",
+    reseed=True,
+    std_first=0.01,
+    std_last=0.003,
     compact_every=2,
 )
 _SWS = Phase(
@@ -269,9 +284,11 @@ RECIPES: dict[str, Recipe] = _named(
         ),
         Recipe(
             name="vd+sws",
+            batch_size=256,
             pretraining=(_L2,),
-            phases=(_PAPER_VD, _PAPER_VD_SWS),
-            quantization=Quantization(codebook_bits=16),
+            phases=(_VD, _VD_SWS),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            closing=_CLOSING,
         ),
         Recipe(
             name="vd",

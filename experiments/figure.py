@@ -1,0 +1,63 @@
+"""How accurate at which size? LeNet-5 by the three methods, as their settings vary: the paper's figure.
+
+    bayeszip reproduce figure        (or python experiments/figure.py [--device cuda] [--only vd])
+
+Settings of the table were chosen from the validation accuracies of these runs.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from bayeszip.recipe import Recipe, recipe
+from runs import Bench, Run, note_seconds, parser
+
+_TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
+
+#: For each method settings as `--set` takes them, changed in its recipe.
+VARIED: dict[str, Sequence[str]] = {
+    "vd+sws": [
+        *(f"all.tau1={tau1}" for tau1 in (0.1, 0.25, 0.5, 1, 2, 4, 8)),
+        *(f"all.tau1={tau1} mixture.components=33" for tau1 in (0.5, 1, 2)),
+        *(f"all.tau1={tau1} vd.rate_log_sigma2=5e-4" for tau1 in (1, 2)),
+        "all.tau1=1 mixture.components=9",
+        "all.tau1=1 vd.rate_theta=2e-3",
+        f"all.tau1=1 {_TAUGHT}",
+        f"all.tau1=2 {_TAUGHT}",
+    ],
+    "vd": [
+        *(f"all.tau1={tau1}" for tau1 in (0.1, 0.25, 0.5, 1, 2, 4, 8)),
+        *(f"all.tau1={tau1} quantization.components=64" for tau1 in (0.5, 1, 2)),
+        *(f"all.tau1={tau1} quantization.components=16" for tau1 in (1, 2, 4)),
+    ],
+    "sws": [
+        *(f"all.tau2={tau2}" for tau2 in (0.003, 0.01, 0.03, 0.06, 0.1, 0.3)),
+        *(f"all.tau2={tau2} mixture.zero_proportion=0.99" for tau2 in (0.03, 0.1)),
+        *(f"all.tau2={tau2} mixture.zero_proportion=0.9999" for tau2 in (0.03, 0.1)),
+        *(f"all.tau2={tau2} all.rate_theta=2e-3 all.rate_means=2e-3" for tau2 in (0.03, 0.1)),
+    ],
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, seeds=1).parse_args(arguments)
+    runs = [
+        Run(
+            f"{method} {settings} seed-{seed}".replace(" ", "_"),
+            "lenet-5",
+            _settings(method, settings, options.epochs_scale),
+            seed,
+        )
+        for method, varied in VARIED.items()
+        for settings in varied
+        for seed in range(options.seeds)
+    ]
+    bench = Bench(options.device, options.pretrained, options.jobs)
+    note_seconds("figure", bench, bench.record("figure", [run for run in runs if options.only in run.name]))
+
+
+def _settings(method: str, settings: str, epochs_scale: float) -> Recipe:
+    return recipe(method).override(*settings.split(), f"epochs_scale={epochs_scale}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
