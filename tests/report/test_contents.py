@@ -5,8 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from bayeszip import CompressedModel, QuantizedTensor, codec
+from bayeszip import CompressedModel, QuantizedTensor, codec, pack
 from bayeszip.errors import BayeszipError, DataError
 from bayeszip.report import gather
 from bayeszip.report.quoted import quoted_for
@@ -65,6 +67,14 @@ def test_the_papers_networks_are_known_by_their_tensors(tmp_path):
     assert contents.quoted == quoted_for("lenet-300-100") != ()
     (tmp_path / "net.bayz").write_bytes(codec.encode(CompressedModel(tensors, None, 266_611)))
     assert gather(tmp_path / "net.bayz").network is None
+
+
+def test_statistics_are_no_parameters(tmp_path):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    pack(network, example_inputs=(torch.zeros(1, 1, 5, 5),)).save(tmp_path / "net.bayz")
+    contents = gather(tmp_path / "net.bayz")
+    assert contents.kept == sum(parameter.numel() for parameter in network.parameters())
+    assert contents.kept < contents.model.parameters
 
 
 def test_many_values_are_counted_in_bins(tmp_path):

@@ -87,6 +87,7 @@ def test_the_page_tells_all_there_is(finished):
         f"{100 * run.accuracy:.2f} %",
         f"{100 * run.validation_accuracy_before:.2f} % before",
         "quick, seed 0",
+        '"hyper_shape": 100000.0',
         run.device,
         run.versions["torch"],
         finished.contents.digest,
@@ -147,7 +148,7 @@ def test_names_of_tensors_stay_text(tmp_path, name):
 def test_what_a_record_says_stays_text(finished, tmp_path, name):
     folder = shutil.copytree(finished.folder, tmp_path / "run")
     held = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    held |= {"device": name, "versions": {name: name}, "recipe": {"name": name}}
+    held |= {"device": name, "versions": {name: name}, "recipe": {"name": name, name: [name]}}
     for stats in held["history"]:
         stats["phase"] = name
     (folder / "result.json").write_text(json.dumps(held), encoding="utf-8")

@@ -1,5 +1,7 @@
 """`bayeszip report` and what `compress` leaves for it, as a user meets them."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -39,11 +41,19 @@ def folder(tmp_path_factory):
 def test_a_run_leaves_what_a_report_needs(folder):
     assert {path.name for path in (folder / "run").iterdir()} >= {"result.json", "snapshots.json", "tensorboard"}
     assert any((folder / "run" / "tensorboard").glob("events.out.tfevents.*"))
-    done = bayeszip("report", "net.bayz", "--run", "run", "--plots", "plots")
+    done = bayeszip("report", "net.bayz", "--run", "run")
     assert done.exit_code == 0, done.output
     assert "written to report.html" in done.output
     assert "<b>Before</b>" in (folder / "report.html").read_text(encoding="utf-8")
-    assert (folder / "plots" / "weights.svg").is_file()
+
+
+def test_plots_are_written_beside_the_page(folder):
+    done = bayeszip("report", "net.bayz", "-o", "alone.html", "--plots", "plots")
+    assert done.exit_code == 0, done.output
+    assert (folder / "alone.html").is_file()
+    for name in ("bytes.png", "weights.svg"):
+        assert f"written to {Path('plots') / name}" in done.output
+        assert (folder / "plots" / name).is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The report as one page: no script, nothing fetched, light and dark, on paper and on a phone."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
+from typing import Any
 
 from bayeszip.report import charts
 from bayeszip.report.contents import Contents, Layer
@@ -476,10 +478,18 @@ def _provenance(contents: Contents) -> Markup:
             ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
         ]
     rows = [element("div", element("dt", name), element("dd", value)) for name, value in facts]
-    lines = ("import bayeszip", f'net = bayeszip.load("{contents.name}")  # a plain torch.nn.Module')
-    example = element("pre", *(element("code", line) for line in lines))
+    load = ("import bayeszip", f'net = bayeszip.load("{contents.name}")  # a plain torch.nn.Module')
     return _section(
         "Where it comes from",
         element("dl", *rows, class_="facts"),
-        example if described.parts.get("graph") else None,
+        _code(load) if described.parts.get("graph") else None,
+        _more("The recipe, every setting", _code(_json_lines(run.recipe))) if run is not None else None,
     )
+
+
+def _json_lines(held: dict[str, Any]) -> list[str]:
+    return json.dumps(held, indent=2, ensure_ascii=False).splitlines()
+
+
+def _code(lines: Iterable[str]) -> Markup:
+    return element("pre", *(element("code", line) for line in lines))
