@@ -39,7 +39,7 @@ VARIED: dict[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, seeds=1).parse_args(arguments)
+    options = parser(__doc__, seeds=1, epochs_scale=0.6).parse_args(arguments)
     runs = [
         Run(
             f"{method} {settings} seed-{seed}".replace(" ", "_"),

@@ -303,7 +303,7 @@ def note_seconds(experiment: str, bench: Bench, seconds: float) -> None:
     path.write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")
 
 
-def parser(description: str | None, seeds: int = 5) -> argparse.ArgumentParser:
+def parser(description: str | None, seeds: int = 5, epochs_scale: float = 1.0) -> argparse.ArgumentParser:
     """The options that all experiments have."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -313,5 +313,5 @@ def parser(description: str | None, seeds: int = 5) -> argparse.ArgumentParser:
     options.add_argument(
         "--pretrained", type=Path, default=RESULTS / "pretrained", help="where pretrained networks are"
     )
-    options.add_argument("--epochs-scale", type=float, default=1.0, help="less than 1 for a trial")
+    options.add_argument("--epochs-scale", type=float, default=epochs_scale, help="factor on all epochs")
     return options
