@@ -37,7 +37,9 @@ def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, b
     """Turn the layers of `module` that have a variational form into it, in place.
 
     Tied weights stay tied and share one log σ². Subclasses and layers whose weight is computed (parametrized, or by
-    a hook) are not touched: what they do is not known here.
+    a hook) are not touched: what they do is not known here. Neither are layers with a frozen tensor
+    (`requires_grad=False`): they are neither trained nor pruned nor quantized. Where all of a network is frozen, as for
+    inference, that says nothing about what should stay, and it is unfrozen.
 
     Args:
         log_sigma2: the starting value of log σ².
@@ -47,10 +49,14 @@ def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, b
         ModelError: no layer can be converted, or a weight is not a finite float tensor.
     """
     check_materialized(module)
-    stock = [(path, layer) for path, layer in module.named_modules() if _is_stock(layer)]
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        module.requires_grad_(True)
+    stock = [(path, layer) for path, layer in module.named_modules() if _is_stock(layer) and not _is_frozen(layer)]
     if not stock:
         known = ", ".join(kind.__name__ for kind in VARIATIONAL_OF_STOCK)
-        raise ModelError(f"{type(module).__name__} has no layer that can be compressed; these can: {known}")
+        raise ModelError(
+            f"{type(module).__name__} has no layer that can be compressed; these can: {known}, unless they are frozen"
+        )
     for path, layer in stock:
         _check_weights(path, layer)
     variance_of: dict[int, nn.Parameter] = {}
@@ -75,6 +81,10 @@ def to_stock(module: nn.Module) -> nn.Module:
 
 def _is_stock(layer: nn.Module) -> bool:
     return type(layer) in VARIATIONAL_OF_STOCK and layer._parameters.get("weight") is not None
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return not all(parameter.requires_grad for parameter in layer.parameters(recurse=False))
 
 
 def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]) -> None:

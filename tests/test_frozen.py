@@ -1,0 +1,62 @@
+"""What `requires_grad=False` means: compress leaves the layer alone, pack codes it like any other."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip.data import Batches
+from bayeszip.errors import ModelError
+from bayeszip.fitting import Watcher
+from bayeszip.recipe import recipe
+from bayeszip.tensors import QuantizedTensor, RawTensor
+
+QUICK = recipe("quick").override("epochs_scale=0.02", "mixture.components=5")
+INPUTS = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(64) % 3
+
+
+class Silent(Watcher):
+    """No display in tests."""
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+def compress(net: nn.Module) -> bayeszip.Result:
+    return bayeszip.compress(net, Batches(INPUTS, LABELS, 16), recipe=QUICK, device="cpu", watcher=Silent())
+
+
+def test_a_frozen_layer_is_neither_trained_nor_quantized():
+    net = network()
+    net[0].requires_grad_(False)
+    result = compress(net)
+    assert result.fit.conversion.converted == ("2", "4")
+    assert result.fit.conversion.kept == (("0", "Linear"),)
+    stored = result.compressed.tensors["0.weight"]
+    assert isinstance(stored, RawTensor)
+    assert isinstance(result.compressed.tensors["2.weight"], QuantizedTensor)
+    # Of its units those go that the next layer no longer reads; the others are as they were, bit for bit.
+    rows = {row.numpy().tobytes() for row in net[0].weight.detach()}
+    assert all(row.tobytes() in rows for row in stored.values)
+
+
+def test_a_network_that_is_frozen_altogether_is_trained():
+    result = compress(network().requires_grad_(False))
+    assert result.fit.conversion.converted == ("0", "2", "4")
+
+
+def test_where_only_layers_of_other_kinds_are_left_there_is_nothing_to_compress():
+    net = nn.Sequential(nn.Linear(8, 3), nn.PReLU())
+    net[0].requires_grad_(False)
+    with pytest.raises(ModelError, match=r"no layer that can be compressed; .*, unless they are frozen"):
+        compress(net)
+
+
+def test_pack_codes_what_is_frozen_like_anything_else():
+    assert (
+        bayeszip.pack(network().requires_grad_(False), example_inputs=INPUTS).blob
+        == bayeszip.pack(network(), example_inputs=INPUTS).blob
+    )
