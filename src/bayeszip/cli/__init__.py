@@ -3,10 +3,10 @@
 A module a command. What imports torch, which takes seconds, is imported by the commands that need it, when they run.
 """
 
-from bayeszip.cli import compress, evaluate, export, info, pack, recipes, report, verify
+from bayeszip.cli import compress, evaluate, export, info, pack, recipes, report, sweep, verify
 from bayeszip.cli.base import app
 
-__all__ = ["app", "compress", "evaluate", "export", "info", "main", "pack", "recipes", "report", "verify"]
+__all__ = ["app", "compress", "evaluate", "export", "info", "main", "pack", "recipes", "report", "sweep", "verify"]
 
 
 def main() -> None:

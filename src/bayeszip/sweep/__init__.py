@@ -1,0 +1,19 @@
+"""Sweeps: many compressions of one network under varied settings, on one machine or many, and the front they reach."""
+
+from bayeszip.sweep.front import Front, front_of, write_front
+from bayeszip.sweep.space import Dimension, parse_dimensions
+from bayeszip.sweep.study import SharedStudy, open_study
+from bayeszip.sweep.worker import Outcome, Plan, work
+
+__all__ = [
+    "Dimension",
+    "Front",
+    "Outcome",
+    "Plan",
+    "SharedStudy",
+    "front_of",
+    "open_study",
+    "parse_dimensions",
+    "work",
+    "write_front",
+]

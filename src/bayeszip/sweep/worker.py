@@ -1,0 +1,163 @@
+"""One worker of a sweep: asks the study for trials and compresses under their settings until there are enough."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from bayeszip.errors import BayeszipError, DataError, TrainingError
+from bayeszip.files import create_folder
+from bayeszip.fitting import Watcher
+from bayeszip.loaders import Loaders
+from bayeszip.pipeline import Result, compress
+from bayeszip.progress import TrainingProgress, Watchers
+from bayeszip.recipe import Recipe
+from bayeszip.record import file_figures, write_record
+from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher
+from bayeszip.sweep.space import Dimension
+from bayeszip.sweep.study import ERROR, SharedStudy
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Outcome", "Plan", "work"]
+
+#: If no trial ever succeeds, so many failures are enough to know.
+HOPELESS_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every trial of a sweep has in common.
+
+    Args:
+        recipe: whose settings are varied.
+        dimensions: which, and over what.
+        prepare: makes the network and the loaders for a trial's recipe, the same every time.
+        pretrain: whether the network must be trained first.
+        seed: of every trial.
+        device: to train on.
+        margin: how clearly a trial must be worse to be pruned; 0: never.
+    """
+
+    recipe: Recipe
+    dimensions: tuple[Dimension, ...]
+    prepare: Callable[[Recipe], tuple[nn.Module, Loaders]]
+    pretrain: bool = False
+    seed: int = 0
+    device: str = "auto"
+    margin: float = 0.25
+
+    def facts(self) -> dict[str, Any]:
+        """What all workers must agree on, as JSON can hold it."""
+        return {
+            "recipe": json.loads(self.recipe.to_json()),
+            "vary": [str(dimension) for dimension in self.dimensions],
+            "seed": self.seed,
+            "pretrain": self.pretrain,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial."""
+
+    number: int
+    #: complete, pruned or failed
+    state: str
+    settings: dict[str, str]
+    error: float | None = None
+    bytes: int | None = None
+    why: str | None = None
+
+
+def work(
+    plan: Plan, study: SharedStudy, folder: Path, on_outcome: Callable[[Outcome], None], *, show: bool = True
+) -> None:
+    """Run trials until the study has enough, each in a folder of its own below `folder`/trials.
+
+    Args:
+        on_outcome: told of every trial of this worker.
+        show: display the training of each.
+
+    Raises:
+        TrainingError: no trial succeeds.
+        OutputError: a result can't be written.
+    """
+    trials = create_folder(folder / "trials")
+    while (trial := study.ask()) is not None:
+        try:
+            outcome = _run(plan, study, trial, trials / f"{trial.number:04d}", show)
+        except BaseException:
+            # Ctrl-C, a full disk: whoever comes next begins this trial again.
+            study.give_back(trial)
+            raise
+        on_outcome(outcome)
+        failed = study.finished("FAIL")
+        if len(failed) >= HOPELESS_FAILURES and not study.finished("COMPLETE", "PRUNED"):
+            raise TrainingError(f"no trial succeeds; the last says: {failed[-1].user_attrs[ERROR]}")
+
+
+def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, show: bool) -> Outcome:
+    settings = {dimension.field: dimension.suggest(trial) for dimension in plan.dimensions}
+    rivals = [_milestones(other.user_attrs) for other in study.finished("COMPLETE")]
+    pruning = PruningWatcher(rivals, plan.margin, lambda: study.sign(trial))
+    try:
+        result, figures = _compress(plan, settings, pruning, show)
+    except Pruned:
+        study.prune(trial, milestones=pruning.milestones)
+        last = pruning.milestones[-1]
+        return Outcome(trial.number, "pruned", settings, last.error, last.bytes)
+    except BayeszipError as failure:
+        study.fail(trial, str(failure))
+        return Outcome(trial.number, "failed", settings, why=str(failure))
+    write_record(folder, result, figures)
+    error = 1 - _accuracy(result)
+    facts = {"milestones": pruning.milestones, "test_accuracy": figures["accuracy"], "seconds": _seconds(result)}
+    study.complete(trial, (error, result.bytes), **facts)
+    return Outcome(trial.number, "complete", settings, error, result.bytes)
+
+
+def _compress(
+    plan: Plan, settings: dict[str, str], pruning: PruningWatcher, show: bool
+) -> tuple[Result, dict[str, Any]]:
+    recipe = plan.recipe.override(*(f"{field}={value}" for field, value in settings.items()))
+    recipe = dataclasses.replace(recipe, name=plan.recipe.name)
+    network, loaders = plan.prepare(recipe)
+
+    def compressed(watcher: Watcher) -> Result:
+        return compress(
+            network,
+            loaders.train,
+            val_loader=loaders.validation,
+            recipe=recipe,
+            seed=plan.seed,
+            device=plan.device,
+            pretrain=plan.pretrain,
+            watcher=watcher,
+        )
+
+    if show:
+        with TrainingProgress(recipe.scaled().sequence(plan.pretrain)) as display:
+            result = compressed(Watchers(display, pruning))
+    else:
+        result = compressed(pruning)
+    return result, file_figures(result.network(), result.blob, loaders.test)
+
+
+def _accuracy(result: Result) -> float:
+    if result.accuracy is None:
+        raise DataError("a sweep measures the error on validation data; the loaders give none")
+    return result.accuracy
+
+
+def _seconds(result: Result) -> float:
+    return 0.0 if result.fit is None else round(result.fit.seconds, 1)
+
+
+def _milestones(attributes: dict[str, Any]) -> list[Milestone]:
+    return [Milestone(*milestone) for milestone in attributes.get("milestones", ())]
