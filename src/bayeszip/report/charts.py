@@ -68,13 +68,12 @@ def scale_squares(contents: Contents) -> Markup:
 
 
 def mixture_counts(mixture: MixtureShape, places: np.ndarray, width: float, weights: int) -> np.ndarray:
-    """How many of `weights` each component expects in a bin of `width` around each place: components × places."""
+    """How many of `weights` the mixture expects in a bin of `width` around each place."""
     means, stds, proportions = (
         np.array(column)[:, None] for column in (mixture.means, mixture.stds, mixture.proportions)
     )
-    edges = (places[None, :] + offset for offset in (-width / 2, width / 2))
-    below, above = (_normal_cdf((edge - means) / stds) for edge in edges)
-    counts: np.ndarray = weights * proportions * (above - below)
+    below, above = (_normal_cdf((places + offset - means) / stds) for offset in (-width / 2, width / 2))
+    counts: np.ndarray = weights * (proportions * (above - below)).sum(axis=0)
     return counts
 
 
@@ -87,7 +86,7 @@ def snapshot_chart(snapshot: Snapshot, reach: float, top: float) -> Markup:
     frame = _weights_frame(reach, top)
     x, y = frame.place()
     base, width = y(frame.y.low), 2 * snapshot.reach / BINS
-    middles = [(number + 0.5) * width - snapshot.reach for number in range(BINS)]
+    middles = [(number - BINS // 2) * width for number in range(BINS)]
 
     def steps(counts: Sequence[int], kind: str) -> Markup:
         outline = "".join(
@@ -138,7 +137,7 @@ def _weights_frame(reach: float, top: float) -> Frame:
 def _mixture_curve(mixture: MixtureShape, frame: Frame, width: float, weights: int) -> Markup:
     x, y = frame.place()
     places = np.linspace(frame.x.low, frame.x.high, 481)
-    expected = mixture_counts(mixture, places, width, weights).sum(axis=0)
+    expected = mixture_counts(mixture, places, width, weights)
     # A rim keeps the line apart from the bars behind it.
     return join((_line(places, expected, x, y, "rim"), _line(places, expected, x, y, "stroke2")))
 

@@ -130,7 +130,7 @@ def _draw_moment(axes: Axes, moment: Snapshot) -> None:
     if moment.mixture is not None:
         places = np.linspace(-moment.reach, moment.reach, 481)
         counts = mixture_counts(moment.mixture, places, width, sum(moment.counts))
-        axes.plot(places, counts.sum(axis=0), color=RED, linewidth=1)
+        axes.plot(places, counts, color=RED, linewidth=1)
     axes.set_title(_plain(moment_name(moment)))
 
 
