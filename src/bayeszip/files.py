@@ -23,7 +23,7 @@ __all__ = ["Lock", "check_writable", "create_folder", "read_file", "remove_tempo
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
-#: What `_temporary_beside` names a file; hidden, so that nobody takes it for a finished one.
+#: What `_place` names a temporary file; hidden, so that nobody takes it for a finished one.
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 #: What a file system answers that can't synchronize a folder at all, which is no failure of this write.
@@ -48,8 +48,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | bytearray | mem
     Raises:
         OutputError: the file could not be written; the old one, if any, is untouched and nothing half-written is left.
     """
-    target = _checked_target(path)
-    temporary = _temporary_beside(target)
+    target, temporary = _place(path)
     try:
         _write_new(temporary, data)
         mode = _mode(target)
@@ -79,7 +78,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` now if `path` could not be written later, by creating and removing a file beside it."""
-    temporary = _temporary_beside(_checked_target(path))
+    _, temporary = _place(path)
     try:
         _write_new(temporary, b"\0")
     except OSError as error:
@@ -171,9 +170,14 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _temporary_beside(target: Path) -> Path:
-    # Not derived from the target's name, which may already be as long as the file system allows.
-    return target.parent / f".{secrets.token_hex(8)}.tmp"
+def _place(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Where `path` leads, links followed, if a file may be put there; and a temporary file beside it."""
+    target = _checked_target(path)
+    try:
+        # Not derived from the target's name, which may already be as long as the file system allows.
+        return target, target.parent / f".{secrets.token_hex(8)}.tmp"
+    except OSError as error:
+        raise _output_error(path, error) from error
 
 
 def _write_new(path: Path, data: bytes | bytearray | memoryview) -> None:

@@ -244,12 +244,16 @@ def _moment(state: dict | None) -> str:
     if state["fitting"] is None:
         return "after the training"
     stage = ("pretraining", "compression", "closing")[min(len(state["results"]), 2)]
-    return f"{stage}, phase {state['fitting']['phase'] + 1}" if stage == "compression" else stage
+    phase = state["fitting"]["phase"]
+    if stage != "compression":
+        return stage
+    return f"compression, phase {phase + 1}" if phase < 2 else "between compression and closing"
 
 
 def endure(kind, seed: int, kills: int, root: Path, idx: Path, draw: random.Random, figures: Figures) -> None:
     """One run left alone, and its twin killed about so often."""
-    every = INTERVALS[seed % len(INTERVALS)]
+    # Each kind meets each interval.
+    every = INTERVALS[(seed + seed // len(KINDS)) % len(INTERVALS)]
     where = f"{kind.name}, seed {seed}, {every}"
     alone, twin = root / f"{seed}-alone", root / f"{seed}-killed"
     for folder in (alone, twin):
