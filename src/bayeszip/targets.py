@@ -59,8 +59,10 @@ WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
 START = math.log(0.1)
 #: Sizes fall like a power of the time passed; ever slower, so that a share of the last power is expected.
 SLOWING = 0.28
+#: The share of a file that goes when learning rates fall from full to nothing, and weights come to rest.
+UNREST = 0.2
 #: Where to head for, in units of the budget: weights too many are cut, while weights too few don't come back.
-AIM = 1.05
+AIM = 1.08
 #: A file that takes this share of its budget is as large as it should be.
 ENOUGH = 0.97
 #: More shared values than this are no longer shared.
@@ -198,6 +200,10 @@ class Steering(Watcher):
         self.log_strength = state["log_strength"]
         self.inner.load_state_dict(state["inner"])
 
+    def _rate(self, done: float) -> float:
+        """Factor on the learning rates when so much of the steered phase is over."""
+        return SCHEDULES[self._phases[self.phase].schedule](done) if self.phase else 0.0
+
     def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
         """What to add to the logarithm of the strength."""
         raise NotImplementedError
@@ -233,7 +239,8 @@ class ByteSteering(Steering):
         if last is None:
             return None
         power = (last[1] - size) / (math.log(done) - last[0])
-        return math.exp(size + math.log(done) * SLOWING * min(max(power, 0.0), 2.0))
+        rest = 1 - UNREST * (self._rate(done) - self._rate(1.0))
+        return rest * math.exp(size + math.log(done) * SLOWING * min(max(power, 0.0), 2.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "last": self.last}
@@ -286,7 +293,7 @@ class AccuracySteering(Steering):
         if stats.accuracy is None:
             return None
         # While rates are high the weights jitter, which costs accuracy that comes back.
-        jitter = self._drop * SCHEDULES[self._phases[stats.phase].schedule](stats.epoch / stats.epochs)
+        jitter = self._drop * self._rate(stats.epoch / stats.epochs)
         spare = (stats.accuracy - (self._floor - jitter)) / self._drop
         return GAIN * min(max(spare, -2.0), 1.0)
 

@@ -54,6 +54,9 @@ __all__ = ["Compressor", "CompressorStats"]
 #: In a group of parameters, the field of `Phase` that holds its learning rate.
 RATE = "bayeszip_rate"
 
+#: Steps between two looks for numbers that are not finite, on a GPU.
+CHECK_EVERY = 50
+
 
 @dataclass(frozen=True)
 class CompressorStats:
@@ -203,23 +206,14 @@ class Compressor:
         """What to add to the mean loss of a batch: (τ₁ KL − τ₂ log GM − …)/N, scheduled; a float32 scalar.
 
         Raises:
-            TrainingError: it is not finite, or the network was finalized.
+            TrainingError: the network was finalized.
         """
         self._check_open("regularizer")
-        device = self._weights[0].theta.device
         if self.prior is not None:
             # The model may have been moved since.
-            self.prior.to(device)
+            self.prior.to(self._weights[0].theta.device)
         dials = self._dials
-        total = regularizer(self._weights, self.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=self.n_data).total
-        # A GPU would have to wait for the answer.
-        if device.type == "cpu" and not torch.isfinite(total):
-            culprit = weights_not_finite(self.model) or "the mixture"
-            raise TrainingError(
-                f"phase {self.phase.name}, step {self._step + 1}: {culprit} is no longer finite. Check the data for "
-                "NaN, clip the gradients, or lower the learning rates."
-            )
-        return total
+        return regularizer(self._weights, self.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=self.n_data).total
 
     def add_gradients(self) -> None:
         """Add the gradients of `regularizer()` to those there are: for trainers that keep the loss to themselves.
@@ -257,10 +251,17 @@ class Compressor:
         return (1 - phase.distillation) * loss + phase.distillation * copied
 
     def step(self) -> None:
-        """Go one step on in the schedule; once after each step of the optimizer, however many batches that took."""
+        """Go one step on in the schedule; once after each step of the optimizer, however many batches that took.
+
+        Raises:
+            TrainingError: a weight is no longer finite; names it. On a GPU, which would have to wait for the answer,
+                that is asked each `CHECK_EVERY` steps.
+        """
         self._check_open("step")
         before = self.phase
         self._step += 1
+        if self._weights[0].theta.device.type == "cpu" or self._step % CHECK_EVERY == 0:
+            self._check_finite()
         if self.phase is not before:
             self._enter_phase()
         else:
@@ -285,6 +286,16 @@ class Compressor:
             zeros=1 - alive / sum(weight.theta.numel() for weight in self._weights),
             bytes=bytes_now(self.model, prior, self.recipe),
         )
+
+    def _check_finite(self) -> None:
+        culprit = weights_not_finite(self.model)
+        if culprit is None and self.prior is not None and weights_not_finite(self.prior):
+            culprit = "the mixture"
+        if culprit is not None:
+            raise TrainingError(
+                f"phase {self.phase.name}, step {self._step}: {culprit} is no longer finite. Check the data for NaN, "
+                "clip the gradients, or lower the learning rates."
+            )
 
     # Saving and going on
 
@@ -359,9 +370,7 @@ class Compressor:
             message = f"finalized after {self._step:,} of {self.total_steps:,} steps: the schedule was not over"
             warnings.warn(message, UserWarning, stacklevel=2)
         budget = None if max_bytes is None else Target(max_bytes=max_bytes).max_bytes
-        culprit = weights_not_finite(self.model)
-        if culprit:
-            raise TrainingError(f"{culprit} is not finite, so there is nothing to quantize; train again")
+        self._check_finite()
         how = self._quantization()
         posterior = Posterior.of(self.model, self.prior if how.assignment == "mixture" else None)
         self._finalized = True
