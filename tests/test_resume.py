@@ -4,15 +4,23 @@ import dataclasses
 import io
 import itertools
 import os
+import re
 import signal
+import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
 import bayeszip
+from bayeszip import cli
 from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, Interrupted, RecipeError
 from bayeszip.fitting import Watcher
@@ -260,7 +268,7 @@ class TestConditions:
         [
             ({"seed": 6}, "seed: 5 then, 6 now"),
             ({"pretrain": False}, "pretrain: true then, false now"),
-            ({"recipe": QUICK.override("vd.tau1=2")}, "recipe.phases[0].tau1: 1.0 then, 2.0 now"),
+            ({"recipe": QUICK.override("vd.tau1=2")}, "recipe.phases.vd.tau1: 1.0 then, 2.0 now"),
             ({"max_bytes": 500}, "target: "),
             ({"loss": nn.functional.nll_loss}, 'data.loss: "cross_entropy" then, "nll_loss" now'),
             ({"train": data(seed=3)}, "data.content: "),
@@ -353,6 +361,77 @@ def test_warnings_are_shown_by_the_first_who_watches():
     watchers.on_warning("[bold] no checkpoint: x")
     assert shown.getvalue() == "warning: [bold] no checkpoint: x\n"
     assert second.warnings == []
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
+    page = Path(__file__).resolve().parents[1] / "docs" / "long-runs.md"
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(snippet, names)
+    assert names["result"].bytes > 0
+    assert len(list((tmp_path / "checkpoints").glob("*.safetensors"))) == 1
+
+
+STOPPED = """
+import os, signal, sys
+from bayeszip import cli
+from bayeszip.fitting.keeper import Keeper
+
+at_rest = Keeper._at_rest
+def stop(self, fitting, moment):
+    if fitting.steps == 9:
+        os.kill(os.getpid(), signal.SIGTERM)
+    at_rest(self, fitting, moment)
+Keeper._at_rest = stop
+cli.app(sys.argv[1:])
+"""
+
+
+def test_the_command_ends_with_143_and_goes_on(tmp_path):
+    data_folder = write_idx(tmp_path / "idx")
+    command = [
+        "compress", "lenet-300-100", "--data", f"idx:{data_folder}", "--recipe", "quick", "--set", "epochs_scale=0.01",
+        "--set", "batch_size=50", "--device", "cpu", "--run", str(tmp_path / "run"), "-o", str(tmp_path / "net.bayz"),
+    ]  # fmt: skip
+    stopped = subprocess.run([sys.executable, "-c", STOPPED, *command], capture_output=True, text=True)
+    assert stopped.returncode == 143, stopped.stderr
+    assert "bayeszip: stopped by SIGTERM; the last checkpoint is" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert not (tmp_path / "net.bayz").exists()
+    runner = CliRunner()
+    again = runner.invoke(cli.app, command)
+    assert again.exit_code == 1
+    assert "holds a run that is not over" in again.output
+    changed = runner.invoke(cli.app, [*command, "--resume", "--seed", "1"])
+    assert changed.exit_code == 1
+    assert "seed: 0 then, 1 now" in changed.output
+    done = runner.invoke(cli.app, [*command, "--resume"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "net.bayz").exists()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_options_without_a_run_are_refused(tmp_path):
+    for options in (["--resume"], ["--force"]):
+        refused = CliRunner().invoke(cli.app, ["compress", "lenet-5", "-o", str(tmp_path / "net.bayz"), *options])
+        assert refused.exit_code == 2
+        assert "name its folder with --run" in refused.output
+
+
+def write_idx(folder: Path) -> Path:
+    """Ten classes that a stripe decides."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 300), ("t10k", 50)):
+        labels = np.arange(count) % 10
+        images = draw.integers(0, 60, (count, 28, 28))
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 3] += 150
+        for name, array in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+            header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (folder / name).write_bytes(header + array.astype(np.uint8).tobytes())
+    return folder
 
 
 def test_the_state_of_several_watchers_is_kept():

@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 #: public name → module that owns it
 _OWNERS = {
     "BayeszipError": "errors",
+    "Checkpointing": "fitting.keeper",
     "CompressedModel": "tensors",
     "Compressor": "compressor",
     "LightningCallback": "compressor.lightning",

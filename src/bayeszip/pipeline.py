@@ -23,8 +23,9 @@ from bayeszip.files import read_file, write_atomically
 from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher, count_examples, evaluate
 from bayeszip.fitting.batches import Batches, checked_batch
 from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
-from bayeszip.fitting.engine import Engine, local_rank, make_engine
+from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.keeper import Checkpointing, Keeper
+from bayeszip.fitting.launch import local_rank, make_engine
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.steps import Loss
 from bayeszip.graph.proof import random_inputs
@@ -505,7 +506,8 @@ def _conditions(
 ) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
     return {
-        "recipe": to_dict(settings),
+        # Phases by name, so that a difference says which.
+        "recipe": {**to_dict(settings), "phases": {phase.name: to_dict(phase) for phase in settings.phases}},
         "seed": seed,
         "pretrain": pretrain,
         "target": str(target),
