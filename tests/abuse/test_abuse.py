@@ -31,7 +31,19 @@ def test_claiming_everything_is_cheap_to_refuse():
     found = checks.claim_everything()
     assert found["error"] == "LimitExceeded"
     assert found["bytes"] <= 100
-    assert found["slowest_ms"] <= 10
+    assert found["median_ms"] <= 10
+
+
+def test_refusing_takes_little_memory():
+    found = checks.refusals(300, 1)
+    assert found["files"] > 100
+    assert found["largest_mib"] <= 16
+
+
+def test_every_value_of_every_enumeration_in_a_few_files():
+    outcome = checks.enumerations(checks.golden(115))
+    assert outcome.tried > 5_000
+    assert not outcome.faults
 
 
 def test_prefixes_and_flips_of_small_golden_files_are_refused():
