@@ -19,7 +19,8 @@ finally:
 
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.batches import in_parts, sliced
-from bayeszip.fitting.engine import SingleProcess, make_engine
+from bayeszip.fitting.engine import SingleProcess
+from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.shares import checksum
 
 

@@ -532,6 +532,7 @@ def test_a_mistake_gets_a_line_and_no_traceback(run, tmp_path, more, status, mes
 
 def test_trials_are_not_launched_in_many_processes(run, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     code, _, errors = run(*arguments(tmp_path / "out", 4))
     assert code == 2
     assert "once for each GPU" in errors

@@ -14,7 +14,7 @@ import bayeszip
 from bayeszip.data import Batches
 from bayeszip.errors import BayeszipError
 from bayeszip.fitting import Phase, Watcher, fit
-from bayeszip.fitting.engine import leave, make_engine
+from bayeszip.fitting.launch import leave, make_engine
 from bayeszip.recipe import recipe
 from bayeszip.variational import MixturePrior, to_variational
 

@@ -97,8 +97,8 @@ def compress(
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
     from bayeszip import models, pipeline
-    from bayeszip.fitting.engine import leave
     from bayeszip.fitting.keeper import Checkpointing
+    from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
 
@@ -137,7 +137,7 @@ def compress(
 def _check_places(output: Path, run: Path | None) -> None:
     """Before the training: what can't be written after it is refused now."""
     from bayeszip.files import check_writable, create_folder
-    from bayeszip.fitting.engine import is_main_process
+    from bayeszip.fitting.launch import is_main_process
 
     if is_main_process():
         check_writable(output)
@@ -147,7 +147,7 @@ def _check_places(output: Path, run: Path | None) -> None:
 
 def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, as_json: bool) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
-    from bayeszip.fitting.engine import is_main_process
+    from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
 
     if not is_main_process():
@@ -166,7 +166,7 @@ def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, 
 @contextlib.contextmanager
 def _watched(recipe: "Recipe", pretrain: bool, run: Path | None, log: Log | None) -> "Iterator[Watchers]":
     """A progress display, and what the folder of the run is to receive while the training goes on."""
-    from bayeszip.fitting.engine import is_main_process
+    from bayeszip.fitting.launch import is_main_process
     from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
     from bayeszip.snapshots import SNAPSHOTS, SnapshotRecorder
 

@@ -1,7 +1,6 @@
 """`bayeszip sweep`."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,10 +98,11 @@ def sweep(
     """
     from bayeszip import models
     from bayeszip.files import create_folder
+    from bayeszip.fitting.launch import local_rank
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.sweep import Plan, front_of, open_study, parse_dimensions, work, write_front
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if local_rank() is not None:
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
     chosen = named_recipe(recipe).override(*(settings or ()))
     dimensions = parse_dimensions(vary, chosen)

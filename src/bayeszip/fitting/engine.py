@@ -8,20 +8,15 @@ whole batch. Noise differs between processes; everything else stays the same bit
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import RecipeError
 from bayeszip.fitting.batches import Batches
 
-__all__ = ["Engine", "SingleProcess", "in_precision", "is_main_process", "leave", "local_rank", "make_engine"]
-
-#: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
-PRECISIONS = ("no", "bf16")
+__all__ = ["Engine", "SingleProcess", "in_precision"]
 
 
 class Engine(Protocol):
@@ -109,49 +104,6 @@ class SingleProcess:
         return device
 
 
-def make_engine(
-    device: torch.device, *, mixed_precision: str | None = None, accumulate: int = 1, seed: int = 0
-) -> Engine:
-    """The engine for this process: with others if it was launched with others, by `accelerate launch` or `torchrun`.
-
-    Args:
-        mixed_precision: `no` or `bf16`; None: as the launcher says, else no.
-        accumulate: in how many parts to compute each batch; 1: as the launcher says.
-        seed: of the order in which several processes go through a `DataLoader`.
-
-    Raises:
-        RecipeError: the precision is unknown.
-        ModelError: there are several processes, but accelerate is not installed.
-    """
-    environment = os.environ
-    precision = mixed_precision or environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in PRECISIONS:
-        raise RecipeError(f"mixed precision must be one of {', '.join(PRECISIONS)}, not {precision}")
-    if accumulate == 1:
-        accumulate = max(1, int(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")))
-    if int(environment.get("WORLD_SIZE", "1")) <= 1:
-        return SingleProcess(device, precision, accumulate)
-    from bayeszip.fitting.distributed import ManyProcesses
-
-    return ManyProcesses(device, precision, accumulate, seed)
-
-
 def in_precision(mixed_precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Around whatever may be computed in bf16, if it may."""
     return contextlib.nullcontext() if mixed_precision == "no" else torch.autocast(device.type, torch.bfloat16)
-
-
-def is_main_process() -> bool:
-    """Whether this process was launched alone, or as the first of several."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def local_rank() -> int | None:
-    """Which of several processes on this machine it is; None: it was launched alone."""
-    return int(os.environ["LOCAL_RANK"]) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
-
-
-def leave() -> None:
-    """At the end of a program: part from the other processes in good order, if there are any."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
