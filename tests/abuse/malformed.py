@@ -99,6 +99,11 @@ _HEADERS = [
     ("codebook of 257 narrow floats", _W + "10 00 8708 000000" + "00" * 40, "InvalidField"),
     ("codebook filled with ones", _W + "10 00 13 00007f 0f", "NotCanonical"),
     ("equal codebooks", "00 02 05 00 01 61 02 01 05 00 01 62 02 01 10 00 11 00 04 003c 04 003c", "NotCanonical"),
+    (
+        "equal codebooks of empty tensors",
+        "00 02 05 00 01 61 02 00 05 00 01 62 02 00 10 00 11 00 04 003c 04 003c",
+        "NotCanonical",
+    ),
     ("opcode 0", "01 00 01 00", "InvalidGraph"),
     ("opcode 2000", "01 00 01 a01f", "InvalidGraph"),
     ("more nodes than bytes", "01 00 7f 12", "Truncated"),

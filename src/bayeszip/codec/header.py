@@ -649,6 +649,8 @@ def read_outline(source: Reader) -> Outline:
         original_parameters=0,
         option=header.option or 0,
     )
+    if len(set(outline.codebooks)) != len(outline.codebooks):
+        raise NotCanonical("two codebooks are equal")
     elements = outline.elements
     if elements > _MOST_ELEMENTS:
         raise InvalidField(f"the tensors have {elements} elements, more than any file may hold")
