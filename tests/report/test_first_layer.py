@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bayeszip import CompressedModel, QuantizedTensor, RawTensor
-from bayeszip.report.first_layer import MOST_CELLS, MOST_TILES, first_layer, values_of
+from bayeszip.report.first_layer import ALL_CELLS, MOST_CELLS, MOST_TILES, first_layer, values_of
 from bayeszip.tensors import Graph, Node
 
 CODEBOOK = np.array([0.0, -0.5, 0.25], dtype=np.float32)
@@ -41,6 +41,15 @@ def test_units_without_weights_get_no_tile_and_many_units_are_cut():
     symbols[1, 5] = 1
     assert len(first_layer(linear_network(QuantizedTensor(symbols, CODEBOOK))).tiles) == 1
     assert len(first_layer(linear_network(quantized(300, 24, density=0.9))).tiles) == MOST_TILES
+
+
+def test_large_pictures_are_summed_in_blocks():
+    weight = quantized(40, 90 * 200, density=0.01)
+    picture = first_layer(linear_network(weight, (1, 90, 200)))
+    assert {tile.shape for tile in picture.tiles} == {(MOST_CELLS, MOST_CELLS)}
+    assert sum(tile.size for tile in picture.tiles) <= ALL_CELLS
+    assert len(picture.tiles) < picture.units == 40
+    assert picture.total.sum() == weight.nonzero
 
 
 @pytest.mark.parametrize("image", [(3, 2, 4), (24,), (2, 2, 2, 3)])

@@ -10,8 +10,8 @@ __all__ = ["MOST_TILES", "Picture", "first_layer", "values_of"]
 
 #: Units shown one by one; those with the most weights. Colors take more room in the page.
 MOST_TILES, MOST_COLORED = 120, 64
-#: Rows and columns of a map of density.
-MOST_CELLS = 64
+#: Rows and columns of a map or a tile, and cells of all tiles together; larger ones are summed in blocks.
+MOST_CELLS, ALL_CELLS = 64, 120_000
 #: Operators that only say where values lie; the units behind them still read the inputs one by one.
 _PASSING = {"input", "flatten", "reshape", "view"}
 
@@ -97,8 +97,21 @@ def _input_shape(graph: Graph, node: Node) -> tuple[int, int] | None:
 
 def _fields(name: str, weights: np.ndarray, shape: tuple[int, int]) -> Picture:
     fields = weights.reshape(-1, *shape)
-    total = np.count_nonzero(fields, axis=0)
-    return Picture(name, "fields", _fullest(fields), len(fields), total)
+    total = _in_blocks((fields != 0).sum(axis=0), 0, 1)
+    return Picture(name, "fields", _fullest(_in_blocks(fields, 1, 2)), len(fields), total)
+
+
+def _in_blocks(array: np.ndarray, *axes: int) -> np.ndarray:
+    """Sums over blocks, so that no axis has more than `MOST_CELLS` of them."""
+    for axis in axes:
+        if array.shape[axis] > MOST_CELLS:
+            array = np.add.reduceat(array, _edges(array.shape[axis])[:-1], axis=axis)
+    return array
+
+
+def _edges(size: int) -> np.ndarray:
+    """Where blocks begin, and the end of the last."""
+    return np.linspace(0, size, min(size, MOST_CELLS) + 1).astype(int)
 
 
 def _kernels(name: str, weights: np.ndarray) -> Picture:
@@ -107,7 +120,8 @@ def _kernels(name: str, weights: np.ndarray) -> Picture:
     """
     channels = weights.shape[1]
     if channels == 3 and weights.ndim == 4:
-        return Picture(name, "colors", _fullest(np.moveaxis(weights, 1, -1), MOST_COLORED), len(weights))
+        colors = _in_blocks(np.moveaxis(weights, 1, -1), 1, 2)
+        return Picture(name, "colors", _fullest(colors, MOST_COLORED), len(weights))
     note = ""
     kernels = weights[:, 0]
     if channels > 1:
@@ -117,21 +131,20 @@ def _kernels(name: str, weights: np.ndarray) -> Picture:
         kernels = kernels[:, None, :]
     elif kernels.ndim > 3:
         kernels = kernels.reshape(len(kernels), kernels.shape[1], -1)
-    return Picture(name, "kernels", _fullest(kernels), len(kernels), note=note)
+    return Picture(name, "kernels", _fullest(_in_blocks(kernels, 1, 2)), len(kernels), note=note)
 
 
 def _fullest(tiles: np.ndarray, most: int = MOST_TILES) -> tuple[np.ndarray, ...]:
     """The tiles with the most weights; ties stay in the layer's order. Without tiles that are all zero."""
     counts = np.count_nonzero(tiles.reshape(len(tiles), -1), axis=1)
+    most = min(most, max(1, ALL_CELLS // max(tiles[0].size, 1)))
     order = np.argsort(-counts, kind="stable")[:most]
     return tuple(tiles[unit] for unit in order if counts[unit])
 
 
 def _matrix(name: str, weights: np.ndarray) -> Picture:
     """The share of weights that are not zero, in at most `MOST_CELLS` blocks each way."""
-    rows, columns = (np.linspace(0, size, min(size, MOST_CELLS) + 1).astype(int) for size in weights.shape)
-    alive = (weights != 0).astype(np.float64)
-    sums = np.add.reduceat(np.add.reduceat(alive, rows[:-1], axis=0), columns[:-1], axis=1)
-    density = sums / np.outer(np.diff(rows), np.diff(columns))
+    rows, columns = (np.diff(_edges(size)) for size in weights.shape)
+    density = _in_blocks((weights != 0).astype(np.float64), 0, 1) / np.outer(rows, columns)
     note = f"{weights.shape[0]:,} rows, {weights.shape[1]:,} columns"
     return Picture(name, "matrix", (density,), len(weights), note=note)
