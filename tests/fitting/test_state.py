@@ -13,7 +13,14 @@ from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, DataError
 from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
-from bayeszip.fitting.state import Passes, load_module_state, load_random_state, module_state, random_state
+from bayeszip.fitting.state import (
+    Passes,
+    load_module_state,
+    load_random_state,
+    module_state,
+    random_state,
+    snapshot,
+)
 from bayeszip.variational import MixturePrior, to_variational
 
 PHASES = (
@@ -188,6 +195,22 @@ def test_a_loader_that_became_shorter_is_named():
     shorter.load_state_dict(passes.state_dict())
     with pytest.raises(DataError, match="the loader ends after 1 batches, but gave 2 before"):
         next(shorter.rest(2))
+
+
+def test_a_snapshot_is_a_copy_in_the_memory_of_the_one_before():
+    state = {"a": torch.arange(3), "b": [torch.ones(2), {"c": torch.zeros(())}], "d": (1, "x"), "e": None}
+    first = snapshot(state)
+    state["a"] += 1
+    state["b"][1]["c"] += 5
+    assert first["a"].tolist() == [0, 1, 2]
+    assert first["b"][1]["c"] == 0
+    assert first["d"] == (1, "x")
+    memory = first["a"].data_ptr()
+    second = snapshot({**state, "b": [torch.ones(3)], "f": torch.zeros(1)}, first)
+    assert second["a"].tolist() == [1, 2, 3]
+    assert second["a"].data_ptr() == memory
+    assert second["b"][0].tolist() == [1, 1, 1]
+    assert second["f"].tolist() == [0]
 
 
 def test_another_network_is_refused_by_name():

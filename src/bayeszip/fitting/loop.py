@@ -9,7 +9,6 @@ What is not finite takes it back to the start of the epoch, once, and at lower r
 """
 
 import contextlib
-import copy
 import math
 import time
 import warnings
@@ -37,6 +36,7 @@ from bayeszip.fitting.state import (
     module_state,
     optimizer_state,
     random_state,
+    snapshot,
 )
 from bayeszip.fitting.steps import PARTS, Loss, Problem, adam, dials_at, take_step
 from bayeszip.fitting.teacher import Teacher
@@ -328,7 +328,7 @@ class Fitting:
         phase = self.phase
         if not self.batch:
             self._epoch_began = time.perf_counter()
-        self._good = copy.deepcopy(self.state_dict())
+        self._good = snapshot(self.state_dict(), self._good)
         if phase.compact_every and self.epoch and self.batch == 0 and self.epoch % phase.compact_every == 0:
             if compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer))):
                 self._recorded = None
