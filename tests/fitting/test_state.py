@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, DataError
 from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher
+from bayeszip.fitting import loop as fitting_loop
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
 from bayeszip.fitting.state import (
     Passes,
@@ -231,6 +232,43 @@ def test_buffers_that_no_state_dict_holds_are_held():
     module.seen += 3
     load_module_state(other, module_state(module))
     assert other.seen == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("recorded", [True, False])
+def test_on_a_gpu_it_ends_at_the_same_place_too(monkeypatch, tmp_path, recorded):
+    """Sums on a GPU may differ in their last bits, so this is close and not equal; without the state it is far off."""
+    monkeypatch.setattr(fitting_loop, "STEPS_A_LOOK", 2)
+    if not recorded:
+        monkeypatch.setattr(fitting_loop, "can_be_recorded", lambda batches, device: False)
+    inputs, targets = tensors()
+
+    def build_one() -> Fitting:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)).cuda()
+        to_variational(network)
+        batches = Batches(inputs.cuda(), targets.cuda(), 6, shuffle=True, seed=1)
+        phase = Phase(name="vd", epochs=3, tau1=1.0, rate_theta=1e-2, compact_every=1)
+        return Fitting(network, batches, (phase,), n_data=N)
+
+    whole = build_one()
+    files = []
+
+    def keep(moment: str) -> None:
+        files.append(tmp_path / str(len(files)))
+        write_checkpoint(files[-1], whole.state_dict(), {})
+
+    whole.at_rest = keep
+    whole.run()
+    assert len(files) > 10
+    for file in files:
+        run = build_one()
+        torch.manual_seed(7)
+        run.load_state_dict(read_checkpoint(file).state)
+        run.run()
+        for ours, theirs in zip(run.network.parameters(), whole.network.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("phase", "epoch"), [(1, 4), (4, 0)])
