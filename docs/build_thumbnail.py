@@ -11,13 +11,14 @@ from pathlib import Path
 from bayeszip.report import gather, page
 
 TARGET = Path(__file__).with_name("report-lenet-5.png")
-WIDTH, HEIGHT, SCALE = 2100, 1330, 0.62
+WIDTH, HEIGHT, SCALE = 2100, 1460, 0.62
 #: What a thumbnail has no room for is left out.
 STYLE = f"""
 main {{ max-width: none; height: {HEIGHT}px; columns: 2; column-gap: 5rem; column-fill: auto; padding: 3rem 3.5rem 0; }}
 section {{ margin-top: 2.2rem; }}
 details, section:nth-of-type(1) .scroll, section:nth-of-type(2) .note, section:nth-of-type(n + 6) {{ display: none; }}
 section, figure {{ break-inside: avoid; }}
+.tiles.kernels {{ grid-template-columns: repeat(auto-fill, minmax(3.4rem, 1fr)); gap: .6rem; max-width: none; }}
 html, body {{ overflow: hidden; }}
 """
 

@@ -41,13 +41,13 @@ frame.onload = () => {{
 
 
 def browse(target, *options):
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     folder = target.parent / f"profile-{len(os.listdir(target.parent))}"
     run = subprocess.run(
-        [*command, f"--user-data-dir={folder}", *options, target.as_uri()],
+        [*command, "--enable-logging=stderr", f"--user-data-dir={folder}", *options, target.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert run.returncode == 0, run.stderr

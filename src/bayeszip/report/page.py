@@ -318,7 +318,7 @@ def _weights_note(snapshots: bool) -> Markup:
     return element(
         "p",
         said,
-        element("span", "Grey", class_="key past"),
+        element("span", "Gray", class_="key past"),
         ": all weights, by their means. ",
         element("span", "Blue", class_="key fill1"),
         ": those that would not be zero if training stopped there. ",
@@ -448,7 +448,7 @@ def _accuracy(contents: Contents) -> Markup | None:
     ]
     if contents.quoted:
         said += [
-            element("span", "Grey", class_="key past"),
+            element("span", "Gray", class_="key past"),
             ": what others report, quoted and not run here; their accounting may leave out headers, and most chose "
             "settings on the test set.",
         ]

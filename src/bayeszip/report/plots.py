@@ -17,7 +17,7 @@ from bayeszip.snapshots import BINS, Snapshot
 
 __all__ = ["write_plots"]
 
-BLUE, RED, GREY, DARK = "#2b5f94", "#c2512f", "#c9c6bf", "#6b6f76"
+BLUE, RED, GRAY, DARK = "#2b5f94", "#c2512f", "#c9c6bf", "#6b6f76"
 LINES = (BLUE, RED, "#5d8a4a", "#b98a1d")
 #: Fixed ids and no date, so that a file changes only when its figures do.
 STYLE: dict[Any, Any] = {
@@ -125,7 +125,7 @@ def _draw_weights(figure: Figure, contents: Contents) -> None:
 def _draw_moment(axes: Axes, moment: Snapshot) -> None:
     width = 2 * moment.reach / BINS
     edges = np.linspace(-moment.reach, moment.reach, BINS + 1)
-    axes.stairs(moment.counts, edges, fill=True, color=GREY)
+    axes.stairs(moment.counts, edges, fill=True, color=GRAY)
     axes.stairs(moment.kept, edges, fill=True, color=BLUE)
     if moment.mixture is not None:
         places = np.linspace(-moment.reach, moment.reach, 481)
@@ -210,7 +210,7 @@ def _draw_accuracy(figure: Figure, contents: Contents) -> None:
         if point.kind == "epoch":
             axes.plot(point.bytes, point.accuracy, "o", markersize=4, markerfacecolor="white", color=BLUE)
             continue
-        color, size = (GREY, 5) if point.kind == "quoted" else (BLUE, 8)
+        color, size = (GRAY, 5) if point.kind == "quoted" else (BLUE, 8)
         hollow = {"markerfacecolor": "white"} if point.measured == "validation" else {}
         axes.plot(point.bytes, point.accuracy, "o", markersize=size, color=color, **hollow)
         text = f"this file, {point.measured}" if point.kind == "file" else point.label.split(" (")[0]
@@ -219,7 +219,7 @@ def _draw_accuracy(figure: Figure, contents: Contents) -> None:
     _count_in_thousands(axes.xaxis)
     axes.set_xlabel("size of the file, bytes")
     axes.set_ylabel("accuracy, %")
-    axes.set_title("Accuracy against size; rings: validation, dots: test data, grey: quoted")
+    axes.set_title("Accuracy against size; rings: validation, dots: test data, gray: quoted")
 
 
 def _count_in_thousands(axis: Any) -> None:
