@@ -135,7 +135,8 @@ class Form:
         if large.graph is None:
             return large
         how = self._coding
-        return graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
+        small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
+        return small if how.keep_indices else graph.order_units(small)
 
 
 def coded(

@@ -4,6 +4,7 @@ from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
 from bayeszip.graph.lowering import UnknownOperator
+from bayeszip.graph.ordering import order_units
 from bayeszip.graph.plain import plain_copy, unwrapped_names
 from bayeszip.graph.proof import prove_same
 from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
@@ -19,6 +20,7 @@ __all__ = [
     "drop_dead_units",
     "from_state",
     "load_into",
+    "order_units",
     "plain_copy",
     "plain_tensors",
     "prove_same",
