@@ -5,7 +5,7 @@ import pytest
 from codec_models import compressed_models, lenet
 from hypothesis import given, settings
 
-from bayeszip.codec import CODERS, Limits, container, decode, describe, encode, measure
+from bayeszip.codec import CODERS, Limits, container, decode, describe, encode, inspect, measure
 from bayeszip.codec.checksum import crc32c
 from bayeszip.codec.syntax import (
     ChecksumMismatch,
@@ -49,6 +49,7 @@ def test_any_model_comes_back(coder, model):
 def test_parts_add_up(coder, model):
     blob = encode(model, coder=coder)
     description = describe(blob)
+    assert inspect(blob) == (model, description)
     whole = sum(description.parts.values()) + sum(tensor.bytes for tensor in description.tensors)
     assert whole == description.bytes == len(blob)
     assert [tensor.nonzero for tensor in description.tensors] == [t.nonzero for t in model.tensors.values()]

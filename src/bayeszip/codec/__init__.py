@@ -1,6 +1,6 @@
 """CompressedModel ↔ bytes: exact integers, numpy and numba only, no torch."""
 
-from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, measure
+from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure
 from bayeszip.codec.parts import Description, TensorDescription
 from bayeszip.codec.syntax import Limits
 
@@ -13,5 +13,6 @@ __all__ = [
     "decode",
     "describe",
     "encode",
+    "inspect",
     "measure",
 ]

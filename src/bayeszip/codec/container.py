@@ -24,7 +24,7 @@ from bayeszip.codec.syntax import (
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSION", "decode", "describe", "encode", "measure"]
+__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSION", "decode", "describe", "encode", "inspect", "measure"]
 
 MAGIC = b"BAYZ"
 VERSION = 1
@@ -106,11 +106,16 @@ def decode(blob: bytes, limits: Limits | None = None) -> CompressedModel:
 
 def describe(blob: bytes, limits: Limits | None = None) -> Description:
     """What a file holds and which part of it takes how many bytes; they add up to `len(blob)`."""
+    return inspect(blob, limits)[1]
+
+
+def inspect(blob: bytes, limits: Limits | None = None) -> tuple[CompressedModel, Description]:
+    """What `decode` and `describe` give, the file read once."""
     blob = _octets(blob)
     model, outline, parts = _read(blob, limits or Limits())
     totals = bytes_by_part(parts)
     name = _NAMES[blob[len(MAGIC)] & 0xF]
-    return Description(
+    return model, Description(
         bytes=len(blob),
         version=blob[len(MAGIC)] >> 4,
         coder=name,

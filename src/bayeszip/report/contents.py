@@ -157,7 +157,7 @@ def gather(file: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         DataError: the folder holds no record, or that of another file.
     """
     blob = read_file(file)
-    description, model = codec.describe(blob), codec.decode(blob)
+    model, description = codec.inspect(blob)
     run = None if folder is None else _run_of(file, blob, Path(folder))
     network, shapes = _known_network(description)
     if run is not None and run.snapshots.shapes:

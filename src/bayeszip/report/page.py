@@ -351,7 +351,7 @@ def _first_layer(contents: Contents) -> Markup | None:
     shown = len(picture.tiles)
     which = f"{shown} units" if shown == picture.units else f"the {shown} units with most weights, of {picture.units:,}"
     tone = (
-        "in the colors they look for" if picture.kind == "colors" else "blue: positive, red: negative, deeper: larger"
+        "in the colors they look for" if picture.kind == "colors" else "blue: positive, red: negative, stronger: larger"
     )
     gallery = _figure(
         "What each unit looks at" if picture.kind == "fields" else "The kernels",
