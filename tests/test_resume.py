@@ -305,6 +305,14 @@ class TestConditions:
         with pytest.raises(CheckpointError, match=r'0\.weight: "float32 \[16, 12\]" then, "float32 \[17, 12\]" now'):
             run(tmp_path, resume=True, model=wider)
 
+    def test_forced_onto_what_does_not_fit(self, tmp_path):
+        shorter = QUICK.override("vd.epochs=0", "l2.epochs=0")
+        with pytest.raises(CheckpointError, match="further on than these phases go"):
+            run(tmp_path, resume=True, force=True, recipe=shorter)
+        other = nn.Sequential(nn.Linear(12, 3))
+        with pytest.raises(CheckpointError, match=r"only the checkpoint has a tensor 1\.weight"):
+            run(tmp_path, resume=True, force=True, model=other)
+
     def test_forced(self, tmp_path):
         resumed = Acting()
         longer = QUICK.override("vd.epochs=100")
@@ -413,10 +421,17 @@ def test_the_command_ends_with_143_and_goes_on(tmp_path):
 
 
 def test_options_without_a_run_are_refused(tmp_path):
-    for options in (["--resume"], ["--force"]):
-        refused = CliRunner().invoke(cli.app, ["compress", "lenet-5", "-o", str(tmp_path / "net.bayz"), *options])
+    command = ["compress", "lenet-5", "-o", str(tmp_path / "net.bayz")]
+    for options in (["--resume"], ["--force"], ["--checkpoint-every", "5m"], ["--keep", "3"]):
+        refused = CliRunner().invoke(cli.app, [*command, *options])
         assert refused.exit_code == 2
-        assert "name its folder with --run" in refused.output
+        assert "name it with --run" in refused.output
+    alone = CliRunner().invoke(cli.app, [*command, "--run", str(tmp_path / "run"), "--force"])
+    assert alone.exit_code == 2
+    assert "add --resume" in alone.output
+    odd = CliRunner().invoke(cli.app, [*command, "--run", str(tmp_path / "run"), "--checkpoint-every", "often"])
+    assert odd.exit_code == 2
+    assert "no interval of checkpoints" in odd.output
 
 
 def write_idx(folder: Path) -> Path:

@@ -67,9 +67,12 @@ def compress(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder of --run, if there is one.")
     ] = False,
     checkpoint_every: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="How often to write one: 5m, 90s, 2h, 10epochs, 500steps.")
-    ] = "5m",
-    keep: Annotated[int, typer.Option(metavar="K", min=1, help="How many checkpoints to keep.")] = 2,
+        str | None,
+        typer.Option(metavar="INTERVAL", help="How often to write one: 5m (the default), 90s, 10epochs, 500steps."),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="How many checkpoints to keep; by default 2.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Resume although recipe, versions, threads or data have changed.")
     ] = False,
@@ -105,10 +108,14 @@ def compress(
     chosen = named_recipe(recipe).override(*(settings or ()))
     if log is not None and run is None:
         raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
-    if (resume or force) and run is None:
-        raise RecipeError("--resume goes on from the checkpoints of a run; name its folder with --run")
+    if run is None and (resume or force or checkpoint_every or keep):
+        raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
+    if force and not resume:
+        raise RecipeError("--force is about a run that is resumed; add --resume")
     _check_places(output, run)
-    checkpoints = None if run is None else Checkpointing(run / "checkpoints", checkpoint_every, keep, force)
+    checkpoints = (
+        None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
+    )
     target = pipeline.resolve_device(device)
     network = pipeline.build_seeded(model, seed)
     if weights is not None:

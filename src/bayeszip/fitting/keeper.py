@@ -144,19 +144,29 @@ class Keeper(Generic[W]):
         if self._checkpoints is None:
             fitting.run()
             return
-        if self._resumed is not None:
-            self.watcher.load_state_dict(self._resumed["watcher"])
         self._carried += 1
-        if self._carried <= len(self._results):
-            fitting.load_result(self._results[self._carried - 1])
+        is_over = self._carried <= len(self._results)
+        if self._resumed is not None:
+            self._take_up(fitting, self._resumed, is_over)
+        if is_over:
             return
-        if self._resumed is not None and self._resumed["fitting"] is not None:
-            fitting.load_state_dict(self._resumed["fitting"])
         self._resumed = None
         self._last_steps = fitting.steps
         fitting.at_rest = lambda moment: self._at_rest(fitting, moment)
         fitting.run()
         self._results.append(copy.deepcopy(fitting.result()))
+
+    def _take_up(self, fitting: Fitting, state: Mapping[str, Any], is_over: bool) -> None:
+        """Put `fitting`, and who watches, to where the checkpoint has them."""
+        try:
+            self.watcher.load_state_dict(state["watcher"])
+            if is_over:
+                fitting.load_result(self._results[self._carried - 1])
+            elif state["fitting"] is not None:
+                fitting.load_state_dict(state["fitting"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            # Only where somebody forced it.
+            raise CheckpointError(f"what the checkpoint holds does not fit this run: {error!r}") from error
 
     def finish(self) -> None:
         """The run is over: one checkpoint is left, from which it can be taken up at its end."""

@@ -230,7 +230,7 @@ class Fitting:
         """
         self.phase_index, self.epoch, self.batch = state["phase"], state["epoch"], state["batch"]
         epochs = [*(phase.epochs for phase in self.phases), 0]
-        if self.phase_index >= len(epochs) or self.epoch > epochs[self.phase_index]:
+        if self.phase_index >= len(epochs) or self.epoch + (self.batch > 0) > epochs[self.phase_index]:
             raise CheckpointError("the checkpoint is further on than these phases go; were they shortened?")
         self.steps, self.rate_factor = state["steps"], state["rate_factor"]
         self.sums.copy_(state["sums"])
@@ -321,7 +321,8 @@ class Fitting:
                 f"{error}, for the second time. Check the data for NaN, lower the phase's learning rates (--set "
                 f"{self.phase.name}.rate_theta=…), or start from a network that is trained."
             ) from error
-        self.watcher.on_warning(f"{error}; going back to the start of the epoch, with half the learning rates")
+        where = "where it was resumed" if self._good["batch"] else "the start of the epoch"
+        self.watcher.on_warning(f"{error}; going back to {where}, with half the learning rates")
         self.load_state_dict({**self._good, "rate_factor": SLOWER})
 
     def _run_epoch(self) -> EpochStats:
