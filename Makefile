@@ -13,7 +13,7 @@ MODEL ?= lenet-300-100
 RECIPE ?= quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compress test check bench
+.PHONY: help setup compress test check docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ check: $(READY) ## Check style, types and the order of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
+
+docs: $(READY) ## Build the guide and the other pages as HTML into build/docs; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open build/docs/index.html"
 
 bench: $(READY) ## Measure training steps (time, memory) and the latency of shrunk networks
 	$(BIN)/python benchmarks/step_time.py
