@@ -92,6 +92,9 @@ TENSORS = {
     "transposed": lambda: with_weights(lambda w: torch.randn(6, 5).T),
     "expanded": lambda: with_weights(lambda w: torch.randn(5, 1).expand(5, 6)),
     "sliced": lambda: with_weights(lambda w: torch.randn(10, 12)[::2, ::2]),
+    "channels last": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    ).to(memory_format=torch.channels_last),
     "half": lambda: mlp().half(),
     "bfloat16": lambda: mlp().bfloat16(),
     "double": lambda: mlp().double(),
@@ -134,6 +137,7 @@ REFUSED_TENSORS = {
         r"0\.weight is a torch\.sparse_coo .* tensor; only dense",
     ),
     "CSR": (lambda: with_weights(csr), r"0\.weight is a torch\.sparse_csr .* tensor; only dense"),
+    "quantized": (lambda: Beside(quantized(), trained=False), r"own is a .* qint8 tensor; only dense"),
     "complex": (lambda: with_weights(lambda w: w.to(torch.complex64)), r"0\.weight is a complex64 tensor"),
     "fp8": (lambda: with_weights(lambda w: w.to(torch.float8_e4m3fn)), r"0\.weight is a float8_e4m3fn tensor"),
     "1e38": (
@@ -143,6 +147,12 @@ REFUSED_TENSORS = {
     "a complex parameter": (lambda: Beside(torch.ones(3, dtype=torch.complex64)), r"own is a complex64 tensor"),
     "an fp8 parameter": (lambda: Beside(torch.ones(3).to(torch.float8_e5m2)), r"own is a float8_e5m2 tensor"),
 }
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will give this up one day
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
 def csr(w: torch.Tensor) -> torch.Tensor:
