@@ -41,7 +41,7 @@ def trained(device: str, noise: bool) -> tuple[nn.Module, MixturePrior]:
 @pytest.mark.gpu
 @needs_gpu
 def test_recorded_steps_are_the_same_steps(monkeypatch):
-    monkeypatch.setattr(recorded_steps, "_reduced_precision", contextlib.nullcontext)
+    monkeypatch.setattr(recorded_steps, "reduced_precision", contextlib.nullcontext)
     recorded, its_prior = trained("cuda", noise=False)
     monkeypatch.setattr(fitting_loop, "can_be_recorded", lambda batches, device: False)
     plain, prior = trained("cuda", noise=False)

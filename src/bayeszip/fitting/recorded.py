@@ -15,7 +15,7 @@ from bayeszip.data import Batches
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
 
-__all__ = ["RecordedSteps", "can_be_recorded"]
+__all__ = ["WARM_UP", "RecordedSteps", "can_be_recorded", "record", "reduced_precision"]
 
 #: Steps taken as they are before the recording: kernels are chosen and states made at the first ones.
 WARM_UP = 2
@@ -79,7 +79,7 @@ class RecordedSteps:
         if self._graph is None and not self._resists:
             first = min(skip + WARM_UP, full)
             # One thread at a time: the first steps may ask the GPU for what a recording elsewhere does not allow.
-            with _recording, _reduced_precision():
+            with _recording, reduced_precision():
                 for step in range(skip, first):
                     self._take(schedule[step], self._rows[step])
                 self._record()
@@ -101,27 +101,19 @@ class RecordedSteps:
 
     def _record(self) -> None:
         """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._noise)
-        torch.cuda.current_stream().synchronize()
-        # Other threads go on meanwhile, with recorded steps of their own.
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
+
+        def step() -> None:
             line = self._dials.index_select(0, self._counter)[0]
             rows = self._rows.index_select(0, self._counter)[0]
             self._counter += 1
             self._take(self._dials_in(line), rows)
-            graph.capture_end()
+
+        try:
+            self._graph = record(step, self._noise)
         except RuntimeError as error:
             self._resists = True
             reason = str(error).partition("\n")[0]
             self._on_warning(f"phase {self._phase.name}: steps are taken one by one, which is slower: {reason}")
-            # Ends the recording; what was wrong with it is known.
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            torch.cuda.current_stream().synchronize()
-            return
-        self._graph = graph
 
     def _dials_in(self, line: Tensor) -> Dials:
         """The dials as tensors; those that the phase leaves at 0 as numbers, so that what they weigh is left out."""
@@ -130,8 +122,32 @@ class RecordedSteps:
         return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))
 
 
+def record(step: Callable[[], None], *generators: torch.Generator) -> torch.cuda.CUDAGraph:
+    """A graph that does again what `step` asks of the GPU; `generators`, besides torch's own, move on with it.
+
+    Raises:
+        RuntimeError: it asks for something that can't be recorded.
+    """
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    torch.cuda.current_stream().synchronize()
+    # Other threads go on meanwhile, with recorded steps of their own.
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        step()
+        graph.capture_end()
+    except RuntimeError:
+        # Ends the recording; what was wrong with it is known.
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        torch.cuda.current_stream().synchronize()
+        raise
+    return graph
+
+
 @contextlib.contextmanager
-def _reduced_precision() -> Iterator[None]:
+def reduced_precision() -> Iterator[None]:
     """Matrix products with the precision that torch's convolutions have by default (TF32): weights are noisy here."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True

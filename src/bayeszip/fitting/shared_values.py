@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["SharedValues"]
+__all__ = ["Places", "SharedValues", "spread"]
 
 
 class SharedValues(nn.Module):
@@ -34,11 +34,11 @@ class SharedValues(nn.Module):
         device = next(network.parameters()).device
         self.values = nn.Parameter(torch.tensor(codebook[1:], device=device))
         self.others = nn.ParameterList(p for name, p in network.named_parameters() if name not in tensors)
-        self._places = {name: _Places.of(tensor, device) for name, tensor in tensors.items()}
+        self._places = {name: Places.of(tensor, device) for name, tensor in tensors.items()}
         self._owners = _owners(network, tensors)
 
     def forward(self, *inputs: Any) -> Any:
-        shared = {name: _Spread.apply(self.values, places) for name, places in self._places.items()}
+        shared = {name: spread(self.values, places) for name, places in self._places.items()}
         weights = {place: shared[name].to(dtype) for place, (name, dtype) in self._owners.items()}
         # Ties are resolved already: torch's own way does not restore a module that stands at two places.
         return functional_call(self._network[0], weights, inputs, tie_weights=False)
@@ -67,26 +67,35 @@ def _owners(network: nn.Module, names: Container[str]) -> dict[str, tuple[str, t
     }
 
 
-class _Places:
+class Places:
     """Where the non-zero weights of a tensor are: flat positions sorted by symbol, and how many have each symbol."""
 
     def __init__(self, shape: tuple[int, ...], positions: Tensor, lengths: Tensor) -> None:
         self.shape, self.positions, self.lengths = shape, positions, lengths
 
     @classmethod
-    def of(cls, tensor: QuantizedTensor, device: torch.device) -> "_Places":
-        flat = tensor.symbols.ravel().astype(np.int64)
+    def of(cls, tensor: QuantizedTensor, device: torch.device) -> "Places":
+        return cls.of_symbols(tensor.symbols, len(tensor.codebook), device)
+
+    @classmethod
+    def of_symbols(cls, symbols: np.ndarray, count: int, device: torch.device) -> "Places":
+        """Of symbols below `count`; 0 is the weight that is no value's."""
+        flat = symbols.ravel().astype(np.int64)
         order = np.argsort(flat, kind="stable")
-        lengths = np.bincount(flat, minlength=len(tensor.codebook))
+        lengths = np.bincount(flat, minlength=count)
         positions = torch.from_numpy(order[lengths[0] :]).to(device)
-        return cls(tensor.shape, positions, torch.from_numpy(lengths[1:]).to(device))
+        return cls(symbols.shape, positions, torch.from_numpy(lengths[1:]).to(device))
+
+
+def spread(values: Tensor, places: Places) -> Tensor:
+    """v → w: shared values to their places, zeros elsewhere; differentiable."""
+    weights: Tensor = _Spread.apply(values, places)
+    return weights
 
 
 class _Spread(torch.autograd.Function):
-    """v → w: shared values to their places."""
-
     @staticmethod
-    def forward(ctx: Any, values: Tensor, places: _Places) -> Tensor:
+    def forward(ctx: Any, values: Tensor, places: Places) -> Tensor:
         ctx.places = places
         weights = values.new_zeros(int(np.prod(places.shape, dtype=np.int64)))
         spread = values.repeat_interleave(places.lengths, output_size=places.positions.numel())

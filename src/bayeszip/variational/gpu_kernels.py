@@ -23,19 +23,23 @@ MIXTURE_ROUNDS = 8
 
 
 def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ²."""
-    programs = triton.cdiv(theta.numel(), KL_BLOCK)
+    """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ².
+
+    With several rows in both, and a scale for each, the sum of each row.
+    """
+    rows, size = theta.shape[:-1].numel(), theta.shape[-1]
+    programs = triton.cdiv(size, KL_BLOCK)
     by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-    sums = torch.empty(programs, device=theta.device)
+    sums = torch.empty(rows, programs, device=theta.device)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
-    _kl[(programs,)](
+    _kl[(programs, rows)](
         theta,
         log_sigma2,
         factor,
         by_theta,
         by_log_sigma2,
         sums,
-        theta.numel(),
+        size,
         k1=K1,
         k2=K2,
         k3=K3,
@@ -43,23 +47,27 @@ def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> 
         bound=LOG_ALPHA_BOUND,
         block=KL_BLOCK,
     )
-    return sums.sum(dtype=torch.float64).float() * factor, by_theta, by_log_sigma2
+    value = sums.sum(dim=-1, dtype=torch.float64).float().view(theta.shape[:-1])
+    return value * factor, by_theta, by_log_sigma2
 
 
 def mixture_with_slopes(
     theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor, scale: float | Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """`scale` × Σ log GM (eq. 5), its gradients in μ, log λ and log π, and in θ."""
-    components = means.numel()
+    """`scale` × Σ log GM (eq. 5), its gradients in μ, log λ and log π, and in θ.
+
+    With several rows in all, and a scale for each, the sum of each row under its own mixture.
+    """
+    rows, size, components = theta.shape[:-1].numel(), theta.shape[-1], means.shape[-1]
     precisions = log_precisions.exp()
     offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
     width = triton.next_power_of_2(components)
-    programs = triton.cdiv(theta.numel(), MIXTURE_BLOCK * MIXTURE_ROUNDS)
+    programs = triton.cdiv(size, MIXTURE_BLOCK * MIXTURE_ROUNDS)
     by_theta = torch.empty_like(theta)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
     # For each program: Σ log GM, then for each component Σ r, Σ r·pull, Σ r·pull².
-    sums = torch.empty(programs, 4, width, device=theta.device)
-    _mixture[(programs,)](
+    sums = torch.empty(rows, programs, 4, width, device=theta.device)
+    _mixture[(programs, rows)](
         theta,
         means,
         precisions,
@@ -67,16 +75,21 @@ def mixture_with_slopes(
         factor,
         by_theta,
         sums,
-        theta.numel(),
+        size,
         components,
         width=width,
         block=MIXTURE_BLOCK,
         rounds=MIXTURE_ROUNDS,
     )
-    total = sums.sum(dim=0, dtype=torch.float64)
-    density, mass, first, second = total[0, 0], *(line[:components] for line in total[1:])
+    total = sums.sum(dim=1, dtype=torch.float64).view(*theta.shape[:-1], 4, width)
+    density = total[..., 0, 0]
+    mass, first, second = (total[..., line, :components] for line in (1, 2, 3))
     by_components = [first, 0.5 * (mass - second / precisions), mass]
-    return (density * factor).float(), [(part * factor).float() for part in by_components], by_theta
+    return (
+        (density * factor).float(),
+        [(part * factor.unsqueeze(-1)).float() for part in by_components],
+        by_theta,
+    )
 
 
 def sampled(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
@@ -159,12 +172,13 @@ def _kl(
     bound: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    program = tl.program_id(0)
-    place = program * block + tl.arange(0, block)
-    inside = place < size
+    program, row = tl.program_id(0), tl.program_id(1)
+    column = program * block + tl.arange(0, block)
+    inside = column < size
+    place = row.to(tl.int64) * size + column
     mean = tl.load(theta + place, mask=inside, other=1.0)
     variance = tl.load(log_sigma2 + place, mask=inside, other=0.0)
-    scale = tl.load(factor)
+    scale = tl.load(factor + row)
     square = mean * mean + floor
     log_alpha = tl.minimum(tl.maximum(variance - tl.log(square), -bound), bound)
     # sigmoid(−x) as 1 / (1 + eˣ); x stays below 77 within the bound, so that eˣ is finite in float32.
@@ -172,7 +186,7 @@ def _kl(
     signal = 1.0 / (1.0 + tl.exp(log_alpha))
     # ½ log(1 + α⁻¹), without overflow.
     far = tl.maximum(-log_alpha, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(log_alpha)))
-    tl.store(sums + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
+    tl.store(sums + row * tl.num_programs(0) + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
     slope = scale * (-k1 * k3 * noise * (1.0 - noise) - 0.5 * signal)
     tl.store(by_log_sigma2 + place, slope, mask=inside)
     tl.store(by_theta + place, slope * mean * -2.0 / square, mask=inside)
@@ -193,21 +207,23 @@ def _mixture(
     block: tl.constexpr,
     rounds: tl.constexpr,
 ) -> None:
-    program = tl.program_id(0)
+    program, row = tl.program_id(0), tl.program_id(1)
     component = tl.arange(0, width)
     real = component < components
-    mean = tl.load(means + component, mask=real, other=0.0)
-    precision = tl.load(precisions + component, mask=real, other=0.0)
-    offset = tl.load(offsets + component, mask=real, other=-float("inf"))
-    scale = tl.load(factor)
+    own = row * components + component
+    mean = tl.load(means + own, mask=real, other=0.0)
+    precision = tl.load(precisions + own, mask=real, other=0.0)
+    offset = tl.load(offsets + own, mask=real, other=-float("inf"))
+    scale = tl.load(factor + row)
     density = tl.zeros((block,), tl.float32)
     # Added up for each place in the block and only in the end across them, which threads would have to agree on.
     mass = tl.zeros((block, width), tl.float32)
     first = tl.zeros((block, width), tl.float32)
     second = tl.zeros((block, width), tl.float32)
     for step in range(rounds):
-        place = (program * rounds + step) * block + tl.arange(0, block)
-        inside = place < size
+        column = (program * rounds + step) * block + tl.arange(0, block)
+        inside = column < size
+        place = row.to(tl.int64) * size + column
         value = tl.load(theta + place, mask=inside, other=0.0)
         deviation = value[:, None] - mean[None, :]
         pull = deviation * precision[None, :]
@@ -222,7 +238,7 @@ def _mixture(
         first += weighted
         second += weighted * pull
         tl.store(by_theta + place, -scale * tl.sum(weighted, axis=1), mask=inside)
-    line = sums + program * 4 * width + component
+    line = sums + (row * tl.num_programs(0) + program) * 4 * width + component
     tl.store(line, tl.where(component == 0, tl.sum(density, axis=0), 0.0))
     tl.store(line + width, tl.sum(mass, axis=0))
     tl.store(line + 2 * width, tl.sum(first, axis=0))

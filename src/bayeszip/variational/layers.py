@@ -158,6 +158,22 @@ class VariationalConv2d(_VariationalConv, nn.Conv2d):
 
     _channel_dim = -3
 
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if _is_batched(weight) and plain:
+            return self._by_matrix_product(input, weight, bias)
+        return super()._linear(input, weight, bias)
+
+    def _by_matrix_product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """For many networks at once: `vmap` would make one convolution with groups of them, which GPUs are slow at."""
+        padding: Any = self.padding
+        patches = F.unfold(input, self.kernel_size, self.dilation, padding, self.stride).transpose(1, 2)
+        reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
+        height = (input.shape[2] + 2 * padding[0] - reach) // self.stride[0] + 1
+        product = F.linear(patches.reshape(-1, patches.shape[2]), weight.flatten(1), bias)
+        product = product.view(*patches.shape[:2], -1).transpose(1, 2)
+        return product.unflatten(2, (height, patches.shape[1] // height))
+
 
 class VariationalConv3d(_VariationalConv, nn.Conv3d):
     """`nn.Conv3d` with Gaussian weights."""
@@ -242,7 +258,13 @@ def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) 
 
 def on_triton(tensor: Tensor) -> bool:
     """Whether kernels written in triton can take it; elsewhere torch's own do."""
-    return tensor.is_cuda and not torch.compiler.is_compiling() and importlib.util.find_spec("triton") is not None
+    plain = not (torch.compiler.is_compiling() or _is_batched(tensor))
+    return tensor.is_cuda and plain and importlib.util.find_spec("triton") is not None
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether `vmap` runs a network over it, with a dimension more than it shows."""
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -250,6 +272,8 @@ def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = Non
 
     On a CPU torch draws from a serial Mersenne twister, three times slower than the kernel that it only seeds here.
     """
+    if _is_batched(tensor):
+        return torch.randn_like(tensor)
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or torch.compiler.is_compiling():
         return torch.empty_like(tensor).normal_(generator=generator)
     size = tensor.numel()

@@ -21,7 +21,15 @@ from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, 
 from bayeszip.variational.kernels import read_grid, tabulate_mixture
 from bayeszip.variational.layers import on_triton
 
-__all__ = ["Components", "MixturePrior", "add_to_gradients", "log_mixture_sum", "scaled"]
+__all__ = [
+    "Components",
+    "MixturePrior",
+    "add_to_gradients",
+    "components_of",
+    "log_mixture_sum",
+    "mixtures_with_gradients",
+    "scaled",
+]
 
 Method = Literal["auto", "grid", "exact"]
 
@@ -86,10 +94,7 @@ class MixturePrior(nn.Module):
 
     def components(self) -> Components:
         """ψ with the pinned component in front and the proportions normalized."""
-        zero = self.means.new_zeros(1)
-        free = torch.log_softmax(self.log_proportions, dim=0) + _log1m(self.zero_proportion)
-        pinned = zero + math.log(self.zero_proportion)
-        return Components(torch.cat([zero, self.means]), self.log_precisions, torch.cat([pinned, free]))
+        return components_of(self.means, self.log_precisions, self.log_proportions, self.zero_proportion)
 
     def log_prob(self, *thetas: Tensor, method: Method = "auto", scale: float | Tensor = 1.0) -> Tensor:
         """`scale` × Σ_i log GM_ψ(θ_i) over all tensors, a float32 scalar, differentiable in θ and ψ."""
@@ -139,6 +144,14 @@ class MixturePrior(nn.Module):
         self.log_proportions.zero_()
 
 
+def components_of(means: Tensor, log_precisions: Tensor, log_proportions: Tensor, zero_proportion: float) -> Components:
+    """ψ from its free parameters, along their last dimension."""
+    zero = means.new_zeros(*means.shape[:-1], 1)
+    free = torch.log_softmax(log_proportions, dim=-1) + _log1m(zero_proportion)
+    pinned = zero + math.log(zero_proportion)
+    return Components(torch.cat([zero, means], dim=-1), log_precisions, torch.cat([pinned, free], dim=-1))
+
+
 def log_mixture_sum(
     thetas: Sequence[Tensor], components: Components, method: Method = "auto", scale: float | Tensor = 1.0
 ) -> Tensor:
@@ -183,6 +196,24 @@ def _with_gradients(
     value, by_components, slopes = _on_grid(flat, fixed, grid, scale) if grid else _exactly(flat, fixed, scale)
     by_theta = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(slopes, thetas, strict=True)]
     return value, by_components, by_theta
+
+
+def mixtures_with_gradients(
+    theta: Tensor, components: Components, scale: Tensor
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """For each row of θ under the mixture of its own row: `scale` × Σ log GM, its gradients in ψ, and in θ."""
+    fixed = Components(*(part.detach().contiguous() for part in components))
+    if on_triton(theta):
+        from bayeszip.variational.gpu_kernels import mixture_with_slopes
+
+        return mixture_with_slopes(theta.detach(), *fixed, scale)
+    rows = [_in_chunks(row, Components(*(part[i] for part in fixed)), scale[i]) for i, row in enumerate(theta.detach())]
+    values, by_components, by_theta = zip(*rows, strict=True)
+    return (
+        torch.stack(values),
+        [torch.stack(parts) for parts in zip(*by_components, strict=True)],
+        torch.stack(by_theta),
+    )
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from bayeszip.variational.kernels import kl_with_slopes
 from bayeszip.variational.layers import VariationalWeight, on_triton
 from bayeszip.variational.mixture import MixturePrior, add_to_gradients, scaled
 
-__all__ = ["Regularizer", "add_gradients", "kl_sum", "regularizer"]
+__all__ = ["Regularizer", "add_gradients", "kl_rows_with_slopes", "kl_sum", "regularizer"]
 
 
 class Regularizer(NamedTuple):
@@ -121,6 +121,19 @@ def _kl_with_gradients(tensors: Sequence[Tensor], scale: float | Tensor) -> tupl
     return value, [slope.view(tensor.shape).to(tensor.dtype) for slope, tensor in zip(gradients, tensors, strict=True)]
 
 
+def kl_rows_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row, with a scale of its own: `scale` × Σ KL, and its gradients in θ and log σ²."""
+    if on_triton(theta):
+        from bayeszip.variational import gpu_kernels
+
+        return gpu_kernels.kl_with_slopes(theta, log_sigma2, scale)
+    a = log_alpha(theta, log_sigma2)
+    slope = kl_log_uniform_slope(a) * scale.unsqueeze(-1)
+    # d log α / dθ = −2θ/θ², with the floor that log α has.
+    by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
+    return kl_log_uniform(a).sum(dim=-1) * scale, by_theta, slope
+
+
 def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float | Tensor) -> tuple[Tensor, list[Tensor]]:
     """`scale` × Σ KL, and its gradients in each θ and then each log σ².
 
@@ -128,16 +141,9 @@ def _slopes(thetas: list[Tensor], log_sigma2s: list[Tensor], scale: float | Tens
     """
     sizes = [theta.numel() for theta in thetas]
     theta, log_sigma2 = torch.cat(thetas), torch.cat(log_sigma2s)
-    if on_triton(theta):
-        from bayeszip.variational import gpu_kernels
-
-        value, by_theta, slope = gpu_kernels.kl_with_slopes(theta, log_sigma2, scale)
-        return value, [*by_theta.split(sizes), *slope.split(sizes)]
-    a = log_alpha(theta, log_sigma2)
-    slope = kl_log_uniform_slope(a) * scale
-    # d log α / dθ = −2θ/θ², with the floor that log α has.
-    by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
-    return kl_log_uniform(a).sum() * scale, [*by_theta.split(sizes), *slope.split(sizes)]
+    factor = torch.as_tensor(scale, dtype=theta.dtype, device=theta.device)
+    value, by_theta, slope = kl_rows_with_slopes(theta, log_sigma2, factor)
+    return value, [*by_theta.split(sizes), *slope.split(sizes)]
 
 
 def _slopes_on_cpu(
