@@ -154,8 +154,12 @@ def test_verify_against_the_network_the_file_was_made_from(image, tmp_path, code
     quantized = bayeszip.pack(network(), components=300, coding=coding).model
     bayeszip.pack(quantized, example_inputs=(image,), components=300, coding=coding).save(path)
     assert pipeline.verify(path, against=quantized) < 1e-6
-    with pytest.raises(ModelError, match="differ"):
+    with pytest.raises(
+        ModelError, match=r"net\.bayz computes something else than Sequential: outputs differ by .*--dense"
+    ):
         pipeline.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 5)))
+    with pytest.raises(ModelError, match=r"an output has shape \(4, 6\) in one network and \(4, 5\) in the other"):
+        pipeline.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 6)))
 
 
 def test_dense_export_fits_the_original_class(image, tmp_path):

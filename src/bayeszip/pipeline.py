@@ -250,7 +250,13 @@ def verify(
         raise ModelError(f"{path} holds tensors without a graph, so there is nothing to run against")
     network = graph.plain_copy(against)
     traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
-    return graph.prove_same(CompressedModel(graph.from_state(network, {}, traced), traced), model)
+    found = graph.difference(CompressedModel(graph.from_state(network, {}, traced), traced), model)
+    if found:
+        raise ModelError(
+            f"{path} computes something else than {type(network).__name__}: {found}. A file holds quantized weights: "
+            "compare with a network that has these, as `bayeszip export --dense` gives them"
+        )
+    return found.worst
 
 
 def load(

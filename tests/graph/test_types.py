@@ -1,5 +1,6 @@
 """The floating-point type that a network computed in comes back, and can be changed."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import bayeszip
 from bayeszip import codec, pipeline
+from bayeszip.cli import main
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
 from bayeszip.graph.onnx import to_onnx
@@ -170,3 +172,19 @@ def test_a_type_that_is_none_is_refused(tmp_path):
     for wrong in ("int8", torch.int64, "half", torch.complex64):
         with pytest.raises(RecipeError, match="dtype must be one of float32"):
             bayeszip.load(tmp_path / "net.bayz", dtype=wrong)
+
+
+def test_the_command_line_takes_a_type(tmp_path, monkeypatch, capsys):
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["bayeszip", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0)
+
+    monkeypatch.chdir(tmp_path)
+    bayeszip.pack(image_network(), example_inputs=torch.randn(2, 1, 8, 8)).save("net.bayz")
+    assert run("export", "net.bayz", "net.safetensors", "--dtype", "bfloat16") == 0
+    assert load_file("net.safetensors")["0.weight"].dtype == torch.bfloat16
+    assert run("export", "net.bayz", "net.safetensors", "--dtype", "int8") == 2
+    assert run("evaluate", "net.bayz", "--dtype", "text") == 2
+    assert capsys.readouterr().err.count("dtype must be one of float32") == 2

@@ -1,7 +1,8 @@
-"""Proof on the spot that two models compute the same: `prove_same`."""
+"""Proof on the spot that two models compute the same: `prove_same`, `difference`."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,14 +13,32 @@ from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.tensors import CompressedModel
 
-__all__ = ["alike", "outputs_of", "prove_same", "random_inputs"]
+__all__ = ["Difference", "alike", "difference", "outputs_of", "prove_same", "random_inputs"]
 
 #: Outputs may differ by so many times what rounding every parameter to float32 once more would do; a constant that was
 #: folded into a bias was rounded so. A border or a sign done wrong is off by far more.
 _ROUNDINGS = 32.0
 
+#: Batches of random inputs, besides the examples.
+_RANDOM_BATCHES = 3
+
 #: Differences below this, relative to the largest output, are float64's own.
 _FLOOR = 1e-9
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far outputs of two models are apart at most, relative to the largest; and what rounding accounts for."""
+
+    worst: float
+    rounding: float
+
+    def __bool__(self) -> bool:
+        """Whether there is more to it than rounding."""
+        return not self.worst <= self.rounding
+
+    def __str__(self) -> str:
+        return f"outputs differ by {self.worst:.3g} of the largest, more than rounding ({self.rounding:.1g})"
 
 
 def prove_same(
@@ -28,33 +47,47 @@ def prove_same(
     example_inputs: Sequence[Tensor] | Tensor = (),
     *,
     rounding: float | None = None,
-    random_batches: int = 3,
-    seed: int = 0,
 ) -> float:
-    """Run both models in float64 on the example inputs and on random ones; the largest difference, relative.
+    """Make sure that removing dead units changed nothing; the largest difference, relative.
+
+    Raises:
+        ModelError: the models differ by more than rounding; the message says by how much.
+    """
+    found = difference(original, shrunk, example_inputs, rounding=rounding)
+    if found:
+        raise ModelError(
+            f"removing dead units changed what the network computes: {found}; nothing was written. Please report this "
+            "network"
+        )
+    return found.worst
+
+
+def difference(
+    original: CompressedModel,
+    other: CompressedModel,
+    example_inputs: Sequence[Tensor] | Tensor = (),
+    *,
+    rounding: float | None = None,
+) -> Difference:
+    """Run two models in float64 on the example inputs and on random ones.
 
     Args:
         rounding: what to put down to rounding, relative to the largest output; None: measured on the original, as
             what a change of each parameter in the last bit of its float32 does.
 
     Raises:
-        ModelError: they differ by more than rounding; the message says by how much.
+        ModelError: their outputs can't be compared, or one of them can't be run.
     """
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     batches = [_in_float64(examples)] if examples else []
-    batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(random_batches)]
+    batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(_RANDOM_BATCHES)]
     network = to_module(original, torch.float64)
-    worst = _difference(network, to_module(shrunk, torch.float64), batches)
+    worst = _worst_gap(network, to_module(other, torch.float64), batches)
     if rounding is None:
-        shaken = _difference(network, _shaken(to_module(original, torch.float64), generator), batches)
+        shaken = _worst_gap(network, _shaken(to_module(original, torch.float64), generator), batches)
         rounding = max(_FLOOR, _ROUNDINGS * shaken) if math.isfinite(shaken) else _FLOOR
-    if not worst <= rounding:
-        raise ModelError(
-            f"removing dead units changed what the network computes: outputs differ by {worst:.3g} of the largest, "
-            f"more than rounding ({rounding:.1g}); nothing was written. Please report this network"
-        )
-    return worst
+    return Difference(worst, rounding)
 
 
 def _shaken(network: Network, generator: torch.Generator) -> Network:
@@ -110,19 +143,21 @@ def _in_float64(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(each.detach().cpu().double() if each.is_floating_point() else each.detach().cpu() for each in batch)
 
 
-def _difference(first: Network, second: Network, batches: Sequence[tuple[Tensor, ...]]) -> float:
+def _worst_gap(first: Network, second: Network, batches: Sequence[tuple[Tensor, ...]]) -> float:
     """The largest difference between outputs, relative to the largest output of the batch."""
     worst = 0.0
     for inputs in batches:
         with torch.no_grad():
             expected, found = (outputs_of(network(*inputs)) for network in (first, second))
+        if len(expected) != len(found):
+            raise ModelError(f"one network returns {len(expected)} tensors, the other {len(found)}")
         worst = max([worst, *(_gap(one, other) for one, other in zip(expected, found, strict=True))])
     return worst
 
 
 def _gap(one: Tensor, other: Tensor) -> float:
     if one.shape != other.shape:
-        raise ModelError(f"removing dead units changed an output's shape from {one.shape} to {other.shape}")
+        raise ModelError(f"an output has shape {tuple(one.shape)} in one network and {tuple(other.shape)} in the other")
     # Where both overflow alike they agree; what overflows in one alone is a difference without measure.
     alike = (one == other) | (one.isnan() & other.isnan())
     if alike.all():

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.indices import dense_state, is_index
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, QuantizedTensor, RawTensor
 
@@ -57,7 +57,10 @@ def dtype_of(module: nn.Module, inputs: Sequence[Tensor] = ()) -> torch.dtype:
 def stated_dtype(graph: Graph | None) -> torch.dtype:
     """The floating-point type that a graph says its network computes in."""
     first = next((node for node in (graph.nodes if graph else ()) if node.op == "input"), None)
-    return DTYPES["float32" if first is None else str(first.attributes["computes_in"])]
+    name = "float32" if first is None else str(first.attributes["computes_in"])
+    if name not in FLOATING:
+        raise FormatError(f"a network can't compute in {name!r}; known: {', '.join(FLOATING)}")
+    return FLOATING[name]
 
 
 def from_state(

@@ -50,8 +50,11 @@ class Linear(Rule):
         return _folded(site, constants, ~live[columns])
 
 
-class Convolution(Rule):
-    """A convolution over `rank` dimensions behind the channels, which lie in dimension 1."""
+class _Kernel(Rule):
+    """A kernel over `rank` dimensions behind the channels, which lie in dimension 1."""
+
+    #: Attributes with one number for each dimension of the kernel, in the order that `_size` takes them.
+    _attributes: tuple[str, ...] = ("stride", "padding", "dilation")
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -60,16 +63,46 @@ class Convolution(Rule):
         (shape,), weight, groups = inputs, tensors[0], _groups(node)
         if len(shape) != self._rank + 2 or weight is None or len(weight) != self._rank + 2:
             raise ModelError(f"{node.op}: a weight of shape {weight} can't be applied to a value of shape {shape}")
-        if weight[1] * groups != shape[1] or weight[0] % groups:
+        before, after = self._read_and_written(weight, groups)
+        if before != shape[1] or weight[0] % groups:
             raise ModelError(f"{node.op}: a weight of shape {weight} in {groups} groups can't read {shape[1]} channels")
-        _check_bias(node, tensors[1], weight[0])
-        per_dim = zip(
-            shape[2:], weight[2:], ints(node, "stride"), ints(node, "padding"), ints(node, "dilation"), strict=True
-        )
-        sizes = [_convolved(*each) for each in per_dim]
+        _check_bias(node, tensors[1], after)
+        settings = {name: ints(node, name) for name in self._attributes}
+        if min((*weight[2:], *settings["stride"], *settings["dilation"])) < 1 or min(settings["padding"]) < 0:
+            raise ModelError(f"{node.op}: kernel, stride and dilation must be at least 1, padding at least 0")
+        sizes = [self._size(*each) for each in zip(shape[2:], weight[2:], *settings.values(), strict=True)]
         if min(sizes) < 1:
-            raise ModelError(f"{node.op}: the kernel {weight[2:]} is larger than its input of shape {shape}")
-        return (shape[0], weight[0], *sizes)
+            raise ModelError(f"{node.op}: with the kernel {weight[2:]} nothing is left of a value of shape {shape}")
+        return (shape[0], after, *sizes)
+
+    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
+        groups = _groups(site.node)
+        if groups == 1:
+            return {}
+        return {"groups": count(site.inputs[0].coordinates[1][:: site.inputs[0].shape[1] // groups])}
+
+    def _read_and_written(self, weight: Shape, groups: int) -> tuple[int, int]:
+        """How many channels a weight reads, and how many it computes."""
+        raise NotImplementedError
+
+    def _size(self, size: int, kernel: int, *settings: int) -> int:
+        """What becomes of the size of a dimension."""
+        raise NotImplementedError
+
+    def _channels(self, site: Site) -> np.ndarray:
+        """The constant of each input channel."""
+        return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
+
+
+class Convolution(_Kernel):
+    """A convolution; its weight lies outputs first."""
+
+    def _read_and_written(self, weight: Shape, groups: int) -> tuple[int, int]:
+        return weight[1] * groups, weight[0]
+
+    def _size(self, size: int, kernel: int, *settings: int) -> int:
+        stride, padding, dilation = settings
+        return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         _couple_kernel(site, atoms, rows=1, columns=0)
@@ -95,42 +128,21 @@ class Convolution(Rule):
             return None
         return _folded(site, self._channels(site), ~live[site.inputs[0].coordinates[1]])
 
-    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
-        return _shrunk_groups(site, count)
-
-    def _channels(self, site: Site) -> np.ndarray:
-        return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
-
     def _pads_zeros(self, site: Site) -> bool:
         return site.node.attributes["padding_mode"] == "zeros" and any(ints(site.node, "padding"))
 
 
-class TransposedConvolution(Rule):
+class TransposedConvolution(_Kernel):
     """A transposed convolution; its weight lies inputs first. Only zero is read without a trace."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    _attributes = (*_Kernel._attributes, "output_padding")
 
-    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        (shape,), weight, groups = inputs, tensors[0], _groups(node)
-        if len(shape) != self._rank + 2 or weight is None or len(weight) != self._rank + 2:
-            raise ModelError(f"{node.op}: a weight of shape {weight} can't be applied to a value of shape {shape}")
-        if weight[0] != shape[1] or weight[0] % groups:
-            raise ModelError(f"{node.op}: a weight of shape {weight} in {groups} groups can't read {shape[1]} channels")
-        _check_bias(node, tensors[1], weight[1] * groups)
-        per_dim = zip(
-            shape[2:],
-            weight[2:],
-            *(ints(node, name) for name in ("stride", "padding", "dilation", "output_padding")),
-            strict=True,
-        )
-        sizes = [
-            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
-            for size, kernel, stride, padding, dilation, extra in per_dim
-        ]
-        if min(sizes) < 1:
-            raise ModelError(f"{node.op}: nothing is left of an input of shape {shape}")
-        return (shape[0], weight[1] * groups, *sizes)
+    def _read_and_written(self, weight: Shape, groups: int) -> tuple[int, int]:
+        return weight[0], weight[1] * groups
+
+    def _size(self, size: int, kernel: int, *settings: int) -> int:
+        stride, padding, dilation, extra = settings
+        return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         _couple_kernel(site, atoms, rows=0, columns=1)
@@ -151,19 +163,6 @@ class TransposedConvolution(Rule):
         connected = (weight != 0).any(axis=tuple(range(2, weight.ndim)))
         used = connected[:, live[site.output.coordinates[1]]].any(axis=1)
         live[site.inputs[0].coordinates[1][used & (self._channels(site) != 0)]] = True
-
-    def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
-        return _shrunk_groups(site, count)
-
-    def _channels(self, site: Site) -> np.ndarray:
-        return along(site.inputs[0].constants, 1, site.inputs[0].shape[1])
-
-
-def _shrunk_groups(site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
-    groups = _groups(site.node)
-    if groups == 1:
-        return {}
-    return {"groups": count(site.inputs[0].coordinates[1][:: site.inputs[0].shape[1] // groups])}
 
 
 def _connected(site: Site) -> np.ndarray:
@@ -238,9 +237,3 @@ def _groups(node: Node) -> int:
 def _check_bias(node: Node, bias: Shape | None, rows: int) -> None:
     if bias is not None and bias != (rows,):
         raise ModelError(f"{node.op}: a bias of shape {bias} doesn't fit {rows} outputs")
-
-
-def _convolved(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    if min(kernel, stride, dilation) < 1 or padding < 0:
-        raise ModelError("a convolution's kernel, stride and dilation must be at least 1, its padding at least 0")
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
