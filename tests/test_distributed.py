@@ -113,6 +113,18 @@ def test_compress_gives_all_processes_the_same_file(folder):
     assert int(first["sizes"].max()) > 0
 
 
+def test_a_run_is_taken_up_by_all_processes_where_it_was(folder):
+    first, second = of_both(folder, "resumed")
+    assert torch.equal(first["blob"], second["blob"])
+    # The whole history is there, but the batches of the first epochs were not computed again.
+    assert int(first["epochs"]) == int(second["epochs"]) == 7
+    assert 0 < int(first["batches again"]) == int(second["batches again"]) < int(first["batches"])
+    # Only the first process writes; nobody's temporary file or second lock is left.
+    assert sorted(path.suffix for path in (folder / "checkpoints").iterdir() if path.name != ".lock") == [
+        ".safetensors"
+    ]
+
+
 def test_failures_are_named_by_every_process_and_none_waits_for_ever(folder):
     first, second = (json.loads((folder / f"said-{rank}.json").read_text()) for rank in (0, 1))
     for said in (first, second):
@@ -120,7 +132,7 @@ def test_failures_are_named_by_every_process_and_none_waits_for_ever(folder):
         assert "must give every process the same batches" in said["other_batches"]
         assert said["odd_batches"].startswith("DataError: the loader can't be shared by 2 processes")
     assert second["lost"] == "DataError: the disk of this one is gone"
-    assert first["lost"].startswith("TrainingError: process 0 has lost touch with the others")
+    assert first["lost"].startswith("TrainingError: this process has lost touch with the others")
 
 
 NETS = """

@@ -135,8 +135,8 @@ class ManyProcesses:
             yield
         except (RuntimeError, OSError) as error:
             raise TrainingError(
-                f"process {self._rank} has lost touch with the others; what ended them was said by them. "
-                f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                "this process has lost touch with the others; what ended them was said by them "
+                f"({type(error).__name__}: {str(error).splitlines()[0][:120]}…)"
             ) from error
 
 
