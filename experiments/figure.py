@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for settings in varied
         for seed in range(options.seeds)
     ]
-    bench = Bench(options.device, options.pretrained, options.jobs)
+    bench = Bench(options.device, options.pretrained, options.together)
     note_seconds("figure", bench, bench.record("figure", [run for run in runs if options.only in run.name]))
 
 

@@ -1,35 +1,34 @@
 """Runs of experiments: many compressions from the same pretrained networks, several at once on a GPU, each recorded.
 
-Training is for threads, since a GPU is kept busy by several at once; what follows it, quantized weights to a file and
-its figures, for processes. A run that has its record already is not repeated, so that an experiment can be stopped and
+On a GPU networks are trained together, as one batched model; what follows, from quantized weights to a file and its
+figures, is for processes. A run that has its record already is not repeated, so that an experiment can be stopped and
 taken up again.
 """
 
 import argparse
-import copy
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bayeszip import codec, data, pipeline
-from bayeszip.errors import BayeszipError
-from bayeszip.fitting import EpochStats, Watcher, count_examples, evaluate, fit
+from bayeszip.fitting import EpochStats, Watcher, evaluate, fit
+from bayeszip.fitting.ensemble import Member, close_together, fit_together
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.pipeline import start_prior
 from bayeszip.posterior import Posterior
@@ -47,9 +46,11 @@ OFFSET_BITS = {"lenet-300-100": 5, "lenet-5": 8}
 #: What the paper's accounting leaves out of a file.
 NOT_COUNTED = ("magic", "header", "graph", "padding", "checksum")
 
-#: Runs at once on a GPU: one alone leaves it waiting for the next small kernel.
-JOBS_ON_GPU = 8
+#: Networks trained at once on a GPU: one alone leaves it waiting for the next small kernel.
+TOGETHER_ON_GPU = 16
 EVALUATION_BATCH = 1000
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,14 @@ class Bench:
 
     Args:
         folder: of pretrained networks, which are trained if they are not there.
-        jobs: trainings at once.
+        together: how many networks are trained at once, as one batched model; on a CPU one after the other is faster.
     """
 
-    def __init__(self, device: str, folder: Path, jobs: int | None = None) -> None:
+    def __init__(self, device: str, folder: Path, together: int | None = None) -> None:
         self.device = pipeline.resolve_device(device)
         self.folder = folder
-        self.jobs = jobs or (JOBS_ON_GPU if self.device.type == "cuda" else 1)
-        if self.jobs > 1:
-            # Threads that only wait for a GPU take turns with those that compute.
-            sys.setswitchinterval(5e-4)
+        self.together = together or (TOGETHER_ON_GPU if self.device.type == "cuda" else 1)
+        self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @cached_property
     def train_split(self) -> data.Split:
@@ -101,8 +100,11 @@ class Bench:
 
     @cached_property
     def validation(self) -> data.Batches:
-        split = mnist().validation.to(self.device)
-        return data.Batches(split.images, split.labels, EVALUATION_BATCH)
+        return _in_order(mnist().validation.to(self.device))
+
+    @property
+    def n_data(self) -> int:
+        return len(self.train_split.images)
 
     def batches(self, batch_size: int, seed: int) -> data.Batches:
         split = self.train_split
@@ -111,126 +113,181 @@ class Bench:
     def pretrain(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Train, by the recipe `l2`, the networks that are not there yet."""
         missing = [key for key in sorted(set(wanted)) if not weights_file(self.folder, *key).exists()]
-        networks = {key: pipeline.build_seeded(*key).to(self.device) for key in missing}
         settings = recipe("l2")
-
-        def train(key: tuple[str, int], watcher: Watcher) -> str:
-            network, batches = networks[key], self.batches(settings.batch_size, key[1])
-            fit(network, batches, settings.pretraining, n_data=count_examples(batches), watcher=watcher)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            weights = {name: tensor.cpu() for name, tensor in network.state_dict().items()}
-            save_file(weights, weights_file(self.folder, *key))
-            return f"{key[0]} seed {key[1]}: {100 * evaluate(network, self.validation):.2f} % on validation"
-
         epochs = sum(phase.epochs for phase in settings.pretraining)
-        self.all_of("pretraining", [Task(lambda watcher, k=key: train(k, watcher), epochs) for key in missing])
-
-    def train(self, run: Run, watcher: Watcher) -> Trained:
-        """All of `compress` that a GPU is for."""
-        began = time.perf_counter()
-        settings = run.recipe.scaled()
-        network = pretrained(self.folder, run.model, run.seed).to(self.device)
-        teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        batches = self.batches(settings.batch_size, run.seed)
-        how = {"n_data": count_examples(batches), "teacher": teacher, "validation": self.validation, "watcher": watcher}
-        accuracy_before = evaluate(network, self.validation)
-        conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
-        prior = start_prior(network, settings)
-        fit(network, batches, settings.phases, prior=prior, **how)
-        quantized = quantize(Posterior.of(network, prior), settings.quantization)
-        to_stock(network)
-        if settings.closing.epochs and len(next(iter(quantized.values())).codebook) > 1:
-            write_weights(network, quantized)
-            shared = SharedValues(network, quantized)
-            fit(shared, batches, (settings.closing,), **how)
-            codebook = round_codebook(shared.codebook(), settings.quantization.codebook_bits)
-            quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        seconds = time.perf_counter() - began
-        return Trained(quantized, conversion, accuracy_before, seconds, device, tuple(watcher.history))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _progress("pretraining", epochs * len(missing)) as bar:
+            for group in _groups(missing, lambda key: key[0], self.together):
+                members = [
+                    Member(
+                        pipeline.build_seeded(*key).to(self.device),
+                        self.batches(settings.batch_size, key[1]),
+                        settings.pretraining,
+                    )
+                    for key in group
+                ]
+                self._fit(members, bar)
+                for key, member in zip(group, members, strict=True):
+                    weights = {name: tensor.cpu() for name, tensor in member.network.state_dict().items()}
+                    save_file(weights, weights_file(self.folder, *key))
 
     def record(self, experiment: str, runs: Sequence[Run]) -> float:
         """Do the runs that have no record yet; returns the seconds that took."""
         missing = [run for run in runs if not (RESULTS / experiment / run.name / "result.json").exists()]
-        self.pretrain((run.model, run.seed) for run in missing)
-        # The longest first: none is left alone at the end.
-        tasks = [
-            Task(
-                lambda watcher, r=run: self.train(r, watcher),
-                run.epochs,
-                lambda trained, r=run: (r, trained, self.folder, RESULTS / experiment / r.name, self.jobs),
-            )
-            for run in sorted(missing, key=lambda run: -run.epochs)
-        ]
-        return self.all_of(experiment, tasks)
-
-    def all_of(self, title: str, tasks: Sequence["Task"]) -> float:
-        """Do all, `jobs` at once, with a progress bar; what fails is told, and the others go on."""
-        if not tasks:
+        if not missing:
             return 0.0
         began = time.perf_counter()
-        failures: list[str] = []
-        console = Console(stderr=True, soft_wrap=True)
-
-        def tell(line: str) -> None:
-            console.print(f"[{time.perf_counter() - began:.0f} s] {line}", markup=False, highlight=False)
-
-        def guarded(work: Callable[[], Any]) -> Any:
-            try:
-                return work()
-            except BayeszipError as error:
-                failures.append(str(error))
-                tell(f"failed: {error}")
-                return None
-
-        workers = max(1, (os.cpu_count() or 1) // 2 if self.jobs > 1 else 1)
+        self.pretrain((run.model, run.seed) for run in missing)
+        workers = max(1, (os.cpu_count() or 1) // 2)
         with (
-            Progress(*Progress.get_default_columns(), console=console) as progress,
+            _progress(experiment, sum(run.epochs for run in missing)) as bar,
             ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as processes,
-            ThreadPoolExecutor(self.jobs) as threads,
         ):
-            bar = progress.add_task(title, total=sum(task.epochs for task in tasks))
-
-            def work(task: Task) -> Future[str] | str | None:
-                outcome = guarded(lambda: task.work(_History(lambda: progress.advance(bar))))
-                if task.finish is None or outcome is None:
-                    return outcome
-                return processes.submit(finish, *task.finish(outcome))
-
-            for outcome in threads.map(work, tasks):
-                line = guarded(outcome.result) if isinstance(outcome, Future) else outcome
-                if line is not None:
-                    tell(line)
-        if failures:
-            raise SystemExit(f"{title}: {len(failures)} of {len(tasks)} failed; run again to repeat them")
+            files: list[Future[str]] = []
+            for group in _groups(missing, _kind, self.together):
+                for run, trained in zip(group, self._train(group, bar), strict=True):
+                    folder = RESULTS / experiment / run.name
+                    files.append(processes.submit(finish, run, trained, self.folder, folder, len(group)))
+                for file in [file for file in files if file.done()]:
+                    bar.console.print(file.result(), markup=False, highlight=False)
+                    files.remove(file)
+            for file in files:
+                bar.console.print(file.result(), markup=False, highlight=False)
         return time.perf_counter() - began
 
+    def _train(self, runs: Sequence[Run], bar: "_Bar") -> list[Trained]:
+        """All of `compress` that a GPU is for."""
+        began = time.perf_counter()
+        members = [self._member(run) for run in runs]
+        before = [evaluate(member.network, self.validation) for member in members]
+        start = [run.recipe.scaled() for run in runs]
+        conversions = [
+            to_variational(member.network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+            for member, settings in zip(members, start, strict=True)
+        ]
+        for member, settings in zip(members, start, strict=True):
+            member.prior = start_prior(member.network, settings)
+        teacher = None if self.together > 1 else pretrained(self.folder, runs[0].model, runs[0].seed).to(self.device)
+        self._fit(members, bar, teacher)
+        quantized = self._quantized(members, start, bar, teacher)
+        seconds = (time.perf_counter() - began) / len(runs)
+        return [
+            Trained(tensors, conversion, accuracy, seconds, self.device_name, tuple(member.history))
+            for tensors, conversion, accuracy, member in zip(quantized, conversions, before, members, strict=True)
+        ]
 
-@dataclass(frozen=True)
-class Task:
-    """Something to do with a watcher, that long; and what `finish` is then called with, if it is."""
+    def _member(self, run: Run) -> Member:
+        network = pretrained(self.folder, run.model, run.seed).to(self.device)
+        settings = run.recipe.scaled()
+        batches = self.batches(settings.batch_size, run.seed)
+        with torch.no_grad():
+            taught = torch.cat([network(part) for part in batches.inputs.split(EVALUATION_BATCH)])
+        return Member(network, batches, settings.phases, None, taught)
 
-    work: Callable[["_History"], Any]
-    epochs: int
-    finish: Callable[[Any], tuple[Any, ...]] | None = None
+    def _fit(self, members: Sequence[Member], bar: "_Bar", teacher: nn.Module | None = None) -> None:
+        """Together on a GPU; else it is one."""
+        if self.together == 1:
+            self._fit_one(members[0].network, members[0], bar, teacher)
+            return
+        fit_together(
+            members, n_data=self.n_data, validation=self.validation, on_epoch=lambda: bar.advance(len(members))
+        )
+
+    def _fit_one(self, network: nn.Module, member: Member, bar: "_Bar", teacher: nn.Module | None) -> None:
+        fit(
+            network,
+            member.batches,
+            member.phases,
+            n_data=self.n_data,
+            prior=member.prior,
+            teacher=teacher,
+            validation=self.validation,
+            watcher=_History(member.history, bar),
+        )
+
+    def _quantized(
+        self, members: Sequence[Member], recipes: Sequence[Recipe], bar: "_Bar", teacher: nn.Module | None
+    ) -> list[dict[str, QuantizedTensor]]:
+        """Symbols, and shared values trained in the closing phase."""
+        with ThreadPoolExecutor() as threads:
+            posteriors = [Posterior.of(member.network, member.prior) for member in members]
+            quantized = list(threads.map(quantize, posteriors, [settings.quantization for settings in recipes]))
+        if not recipes[0].closing.epochs:
+            return quantized
+        for member, tensors, settings in zip(members, quantized, recipes, strict=True):
+            write_weights(to_stock(member.network), tensors)
+            member.phases, member.prior = (settings.closing,), None
+        if self.together > 1:
+            codebooks = close_together(
+                members,
+                quantized,
+                n_data=self.n_data,
+                validation=self.validation,
+                on_epoch=lambda: bar.advance(len(members)),
+            )
+        else:
+            shared = SharedValues(members[0].network, quantized[0])
+            self._fit_one(shared, members[0], bar, teacher)
+            codebooks = [shared.codebook()]
+        return [
+            _with_codebook(tensors, round_codebook(codebook, settings.quantization.codebook_bits))
+            for tensors, codebook, settings in zip(quantized, codebooks, recipes, strict=True)
+        ]
+
+
+class _Bar:
+    """A progress bar over epochs."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task, self.console = progress, task, progress.console
+
+    def advance(self, epochs: int = 1) -> None:
+        self._progress.advance(self._task, epochs)
+
+
+@contextlib.contextmanager
+def _progress(title: str, epochs: int) -> Iterator[_Bar]:
+    with Progress(*Progress.get_default_columns(), console=Console(stderr=True, soft_wrap=True)) as progress:
+        yield _Bar(progress, progress.add_task(title, total=epochs))
 
 
 class _History(Watcher):
-    """Keeps the history, and moves a progress bar on after each epoch; threads take turns at it."""
+    """Keeps the history, and moves a progress bar on."""
 
-    _turn = Lock()
-
-    def __init__(self, advance: Callable[[], None]) -> None:
-        self._advance = advance
-        self.history: list[EpochStats] = []
+    def __init__(self, history: list[EpochStats], bar: _Bar) -> None:
+        self._history, self._bar = history, bar
 
     def on_epoch(self, stats: EpochStats, *state: Any) -> None:
-        self.history.append(stats)
-        with self._turn:
-            self._advance()
+        self._history.append(stats)
+        self._bar.advance()
 
 
-def finish(run: Run, trained: Trained, pretrained_in: Path, folder: Path, jobs: int) -> str:
+def _groups(items: Sequence[Item], kind: Callable[[Item], Any], size: int) -> Iterator[list[Item]]:
+    """At most `size` items of one kind at a time."""
+    kinds: dict[Any, list[Item]] = {}
+    for item in items:
+        kinds.setdefault(kind(item), []).append(item)
+    for alike in kinds.values():
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+
+def _kind(run: Run) -> tuple[Any, ...]:
+    """What runs that are trained together have in common."""
+    settings = run.recipe.scaled()
+    phases = tuple(
+        (phase.epochs, phase.noise, phase.reseed, phase.tau1 > 0, phase.tau2 > 0, phase.std_first > 0)
+        for phase in (*settings.phases, settings.closing)
+    )
+    mixture = settings.mixture
+    fixed = (mixture.components, mixture.zero_proportion, mixture.hyper_shape, settings.biases)
+    return run.model, settings.batch_size, phases, fixed
+
+
+def _with_codebook(tensors: Mapping[str, QuantizedTensor], codebook: np.ndarray) -> dict[str, QuantizedTensor]:
+    return {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in tensors.items()}
+
+
+def finish(run: Run, trained: Trained, pretrained_in: Path, folder: Path, together: int) -> str:
     """The file of a trained run, its figures and its record."""
     network = pretrained(pretrained_in, run.model, run.seed)
     write_weights(network, trained.quantized)
@@ -252,7 +309,7 @@ def finish(run: Run, trained: Trained, pretrained_in: Path, folder: Path, jobs: 
     figures = file_figures(result.network(), result.blob, _in_order(splits.test)) | {
         "model": run.model,
         "paper_bytes": paper_bytes(result, run.model),
-        "runs_at_once": jobs,
+        "trained_together": together,
     }
     write_record(folder, result, figures)
     return (
@@ -296,10 +353,9 @@ def note_seconds(experiment: str, bench: Bench, seconds: float) -> None:
     """Add to `seconds.json` what a whole experiment took, if anything was done."""
     if not seconds:
         return
-    device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
     path = RESULTS / experiment / "seconds.json"
     taken = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    taken.append({"seconds": round(seconds, 1), "device": device, "runs_at_once": bench.jobs})
+    taken.append({"seconds": round(seconds, 1), "device": bench.device_name, "together": bench.together})
     path.write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")
 
 
@@ -309,7 +365,7 @@ def parser(description: str | None, seeds: int = 5, epochs_scale: float = 1.0) -
     options.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options.add_argument("--seeds", type=int, default=seeds, help="how many seeds, from 0")
     options.add_argument("--only", default="", help="only runs whose name contains this")
-    options.add_argument("--jobs", type=int, default=None, help="runs at once; by default 8 on a GPU, else 1")
+    options.add_argument("--together", type=int, default=None, help="networks trained at once; by default 16 on a GPU")
     options.add_argument(
         "--pretrained", type=Path, default=RESULTS / "pretrained", help="where pretrained networks are"
     )

@@ -1,0 +1,37 @@
+"""The paper's table: two networks, four methods, five seeds.
+
+    bayeszip reproduce table         (or python experiments/table.py [--device cuda] [--only lenet-5])
+
+Besides our recipes the paper's own, to the letter, with fewer seeds. Settings were chosen on validation images, from the
+runs of `figure.py` and `choice.py`.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from bayeszip.recipe import recipe
+from runs import Bench, Run, note_seconds, parser
+
+MODELS = ("lenet-300-100", "lenet-5")
+METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    runs = [
+        Run(
+            f"{model}-{method}-seed-{seed}",
+            model,
+            recipe(method).override(f"epochs_scale={options.epochs_scale}"),
+            seed,
+        )
+        for model in MODELS
+        for method in METHODS
+        for seed in range(options.seeds)
+    ]
+    bench = Bench(options.device, options.pretrained, options.together)
+    note_seconds("table", bench, bench.record("table", [run for run in runs if options.only in run.name]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
