@@ -2,8 +2,8 @@
 
     bayeszip reproduce table         (or python experiments/table.py [--device cuda] [--only lenet-5])
 
-Besides our recipes the paper's own, to the letter, with fewer seeds. Settings were chosen on validation images, from the
-runs of `figure.py` and `choice.py`.
+Besides our recipes the paper's own, to the letter. Settings were chosen on validation images, from the runs of
+`figure.py`.
 """
 
 import sys
