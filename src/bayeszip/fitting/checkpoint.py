@@ -236,7 +236,7 @@ def _number(path: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _to_bytes(state: State, conditions: State) -> bytes:
+def _to_bytes(state: State, conditions: State) -> bytearray:
     tensors: dict[str, Tensor] = {}
     plain = _plain(state, "state", tensors)
     metadata = {
@@ -244,9 +244,14 @@ def _to_bytes(state: State, conditions: State) -> bytes:
         "conditions": json.dumps(conditions, ensure_ascii=False),
         "sha256": _NO_DIGEST.decode(),
     }
-    blob = to_safetensors(tensors, metadata)
+    written = to_safetensors(tensors, metadata)
+    # A state may be large: one copy less at a time.
+    tensors.clear()
+    blob = bytearray(written)
+    del written
     start = blob.index(_DIGEST_MARK) + len(_DIGEST_MARK)
-    return blob[:start] + hashlib.sha256(blob).hexdigest().encode() + blob[start + len(_NO_DIGEST) :]
+    blob[start : start + len(_NO_DIGEST)] = hashlib.sha256(blob).hexdigest().encode()
+    return blob
 
 
 def _check_digest(blob: bytes) -> None:
