@@ -289,8 +289,8 @@ def _weights(contents: Contents) -> Markup:
     top = float(max([values.zeros, 1, *values.counts] + [max(moment.counts) for moment in moments]))
     figures = [
         _figure(
-            "Before" if number == 0 else "During",
-            charts.moment_name(moment),
+            "During" if number else "Before",
+            charts.moment_name(moment) if number else f"as it came, {charts.moment_name(moment)}",
             charts.snapshot_chart(moment, reach, top),
         )
         for number, moment in enumerate(moments)
