@@ -153,7 +153,13 @@ def _plot(front: Front) -> bytes | None:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.scatter([p.bytes for p in front.points], [100 * p.error for p in front.points], s=18, c="0.6", label="trials")
-    axes.plot([p.bytes for p in front.front], [100 * p.error for p in front.front], "o-", color="C0", label="front")
+    # In steps: between two trials on the front nothing better is known than the smaller one.
+    steps = {"color": "C0", "marker": "o", "drawstyle": "steps-post", "label": "front"}
+    axes.plot([p.bytes for p in front.front], [100 * p.error for p in front.front], **steps)
+    for point in front.front:
+        axes.annotate(
+            str(point.trial), (point.bytes, 100 * point.error), (4, 4), textcoords="offset points", fontsize=8
+        )
     axes.set(xlabel="bytes of the file", ylabel="validation error, %", xscale="log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(ScalarFormatter())
