@@ -3,7 +3,8 @@
     python tests/abuse/campaign.py [--mutations 1000000] [--minutes 60 --jobs 2] [--bounds 200000] [--steps flips,…]
 
 Steps that are not run keep the figures they have in report.json. `--minutes` is the processor time of the search led
-by branches, by all its `--jobs` together; it can also be run by itself (search.py), on a machine with many cores.
+by branches, by all its `--jobs` together; it can also be run by itself (search.py). `--output` names another folder
+for report.json, search.json and REPORT.md than this one, which holds those that are committed.
 """
 
 import argparse
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-SEARCH = HERE / "search.json"
 sys.path.insert(0, str(HERE))
 
 import checks  # noqa: E402
@@ -26,11 +28,11 @@ import numpy as np  # noqa: E402
 from mutation import Outcome  # noqa: E402
 
 
-def search(minutes: float, jobs: int) -> dict:
+def search(minutes: float, jobs: int, path: Path) -> dict:
     """The search led by branches (search.py), in processes of its own; its figures stay in search.json."""
-    arguments = ["--minutes", str(minutes), "--jobs", str(jobs), "--output", str(SEARCH)]
+    arguments = ["--minutes", str(minutes), "--jobs", str(jobs), "--output", str(path)]
     subprocess.run([sys.executable, str(HERE / "search.py"), *arguments], check=False)
-    return json.loads(SEARCH.read_text())
+    return json.loads(path.read_text())
 
 
 def coverage() -> dict:
@@ -71,18 +73,23 @@ def _figures(outcome: Outcome) -> dict:
     }
 
 
-def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[str]) -> dict:
+def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[str], folder: Path) -> dict:
     """Runs the chosen steps (none: all), and keeps the figures of the others; saved after each step."""
-    path = HERE / "report.json"
+    path = folder / "report.json"
     files = checks.golden()
+    largest_first = sorted(files.values(), key=len, reverse=True)
+
+    def many(check: Callable[[Any], Outcome], tasks: list[Any]) -> dict:
+        return _figures(checks.by_many(check, tasks, jobs))
+
     with tempfile.TemporaryDirectory() as cache:
         steps = {
-            "prefixes": lambda: _figures(checks.prefixes(files)),
-            "flips": lambda: _figures(checks.flips(files)),
-            "enumerations": lambda: _figures(checks.enumerations(files)),
-            "values": lambda: _figures(checks.values(checks.golden(150))),
-            "mutations": lambda: _figures(checks.mutated(count, 1)),
-            "search": lambda: search(minutes, jobs),
+            "prefixes": lambda: many(checks.prefixes, largest_first),
+            "flips": lambda: many(checks.flips, largest_first),
+            "enumerations": lambda: many(checks.enumerations, largest_first),
+            "values": lambda: many(checks.values, list(checks.golden(150).values())),
+            "mutations": lambda: many(checks.mutated, [(-(-count // 50), seed) for seed in range(50)]),
+            "search": lambda: search(minutes, jobs, folder / "search.json"),
             "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache)),
             "optimized": lambda: checks.mutated_optimized(bounds, 3),
             "malformed": checks.malformed_corpus,
@@ -106,11 +113,12 @@ def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[st
     return results
 
 
-def report(results: dict) -> str:
+def report(folder: Path) -> str:
     """The figures as a page; steps that were never run are left out."""
+    results = json.loads((folder / "report.json").read_text())
     golden = results["golden"]
-    if SEARCH.exists():
-        results["search"] = json.loads(SEARCH.read_text())
+    if (folder / "search.json").exists():
+        results["search"] = json.loads((folder / "search.json").read_text())
     lines = [
         "# Abuse report",
         "",
@@ -142,7 +150,7 @@ _TRIALS = {
     "flips": "every flipped bit of all golden files",
     "enumerations": "every value of every byte of every enumeration in all golden files, checksum repaired",
     "values": "every value of every byte of the smallest golden files, checksum repaired",
-    "mutations": "mutations, checksum repaired",
+    "mutations": "structure-aware mutations, checksum repaired",
     "search": "search led by branches, decoder uncompiled",
     "bounds": "mutations with every array index checked",
     "optimized": "mutations under `python -O`",
@@ -192,13 +200,12 @@ def main() -> None:
     parser.add_argument("--bounds", type=int, default=200_000)
     parser.add_argument("--steps", default="", help="comma-separated; all by default")
     parser.add_argument("--page", action="store_true", help="only write the page again from report.json")
+    parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
-    if arguments.page:
-        (HERE / "REPORT.md").write_text(report(json.loads((HERE / "report.json").read_text())))
-        return
-    steps = [step for step in arguments.steps.split(",") if step]
-    results = campaign(arguments.mutations, arguments.minutes, arguments.jobs, arguments.bounds, steps)
-    (HERE / "REPORT.md").write_text(report(results))
+    if not arguments.page:
+        steps = [step for step in arguments.steps.split(",") if step]
+        campaign(arguments.mutations, arguments.minutes, arguments.jobs, arguments.bounds, steps, arguments.output)
+    (arguments.output / "REPORT.md").write_text(report(arguments.output))
 
 
 if __name__ == "__main__":

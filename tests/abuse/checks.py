@@ -1,16 +1,20 @@
 """The promises of the decoder as figures: each check returns what it found; tests and the report judge it."""
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, reduce
 from itertools import chain
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 from malformed import malformed
 from mutation import GOLDEN, LIMITS, Outcome, fields, mutant, mutations, repaired, trial
@@ -21,6 +25,7 @@ from bayeszip.operators import OPERATORS
 
 __all__ = [
     "audit_events",
+    "by_many",
     "claim_everything",
     "enumerations",
     "flips",
@@ -38,6 +43,8 @@ __all__ = [
 ]
 
 HERE = Path(__file__).parent
+#: enough for every golden file
+ALL_GOLDEN = Limits(elements=1 << 21, memory=1 << 22)
 
 
 def golden(largest: int = 1 << 30) -> dict[str, bytes]:
@@ -46,35 +53,30 @@ def golden(largest: int = 1 << 30) -> dict[str, bytes]:
     return {name: blob for name, blob in files.items() if len(blob) <= largest}
 
 
-def prefixes(files: dict[str, bytes]) -> Outcome:
-    """Every prefix of every file."""
+def prefixes(blob: bytes) -> Outcome:
+    """Every prefix of a file."""
     outcome = Outcome()
-    for blob in files.values():
-        for length in range(len(blob)):
-            trial(blob[:length], outcome)
+    for length in range(len(blob)):
+        trial(blob[:length], outcome)
     return outcome
 
 
-def flips(files: dict[str, bytes]) -> Outcome:
-    """Every single flipped bit of every file."""
+def flips(blob: bytes) -> Outcome:
+    """Every single flipped bit of a file."""
     outcome = Outcome()
-    for blob in files.values():
-        damaged = bytearray(blob)
-        for bit in range(8 * len(blob)):
-            damaged[bit // 8] ^= 1 << bit % 8
-            trial(bytes(damaged), outcome)
-            damaged[bit // 8] ^= 1 << bit % 8
+    damaged = bytearray(blob)
+    for bit in range(8 * len(blob)):
+        damaged[bit // 8] ^= 1 << bit % 8
+        trial(bytes(damaged), outcome)
+        damaged[bit // 8] ^= 1 << bit % 8
     return outcome
 
 
-def enumerations(files: dict[str, bytes]) -> Outcome:
+def enumerations(blob: bytes) -> Outcome:
     """Every value of every byte of a field that is an enumeration or holds one, with the checksum repaired."""
-    outcome = Outcome()
-    for blob in files.values():
-        found = [span for span in fields(blob[:-4]) if span.name in _ENUMERATIONS]
-        short = [range(span.start, span.end) for span in found if span.end - span.start < 4]  # not a codebook's values
-        _every_value(blob, [4, *chain.from_iterable(short)], outcome)
-    return outcome
+    found = [span for span in fields(blob[:-4]) if span.name in _ENUMERATIONS]
+    short = [range(span.start, span.end) for span in found if span.end - span.start < 4]  # not a codebook's values
+    return _every_value(blob, [4, *chain.from_iterable(short)], ALL_GOLDEN)
 
 
 #: flags, kinds, formats, opcodes, masks and choices, by the names of their fields
@@ -83,28 +85,37 @@ _ENUMERATIONS = {"flags", "layer", "number of dimensions", "kind of tensor", "co
 }
 
 
-def values(files: dict[str, bytes]) -> Outcome:
+def values(blob: bytes) -> Outcome:
     """Every value of every byte, one at a time, with the checksum repaired."""
+    return _every_value(blob, range(len(blob) - 4), LIMITS)
+
+
+def _every_value(blob: bytes, places: Iterable[int], limits: Limits) -> Outcome:
     outcome = Outcome()
-    for blob in files.values():
-        _every_value(blob, range(len(blob) - 4), outcome)
-    return outcome
-
-
-def _every_value(blob: bytes, places: Iterable[int], outcome: Outcome) -> None:
     for place in places:
         for value in range(256):
             if value != blob[place]:
-                trial(repaired(blob[:place] + bytes([value]) + blob[place + 1 : -4]), outcome)
+                trial(repaired(blob[:place] + bytes([value]) + blob[place + 1 : -4]), outcome, limits)
+    return outcome
 
 
-def mutated(count: int, seed: int) -> Outcome:
-    """`count` mutants of the small golden files and of the malformed corpus."""
+def mutated(task: tuple[int, int]) -> Outcome:
+    """So many mutants of the small golden files and of the malformed corpus, by a seed."""
+    count, seed = task
     outcome = Outcome()
     mutations(seeds(), count, seed, outcome)
     return outcome
 
 
+def by_many(check: Callable[[Any], Outcome], tasks: list[Any], jobs: int) -> Outcome:
+    """What a check finds for all its tasks, in several processes."""
+    if jobs == 1:
+        return reduce(Outcome.merged, map(check, tasks), Outcome())
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        return reduce(Outcome.merged, pool.map(check, tasks), Outcome())
+
+
+@cache
 def seeds() -> list[bytes]:
     """What mutants descend from: small golden files and malformed ones; tried once, which loads compiled loops."""
     found = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
@@ -276,7 +287,7 @@ def mutated_with_bounds_checked(count: int, seed: int, cache: Path) -> dict:
     code = f"""
 import json
 from checks import mutated
-outcome = mutated({count}, {seed})
+outcome = mutated(({count}, {seed}))
 print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
 """
     return _in_new_process(code, {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)})
@@ -287,7 +298,7 @@ def mutated_optimized(count: int, seed: int) -> dict:
     code = f"""
 import json
 from checks import mutated
-outcome = mutated({count}, {seed})
+outcome = mutated(({count}, {seed}))
 print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
 """
     return _in_new_process(code, flags=("-O",))

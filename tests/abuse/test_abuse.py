@@ -41,27 +41,27 @@ def test_refusing_takes_little_memory():
 
 
 def test_every_value_of_every_enumeration_in_a_few_files():
-    outcome = checks.enumerations(checks.golden(115))
+    outcome = checks.by_many(checks.enumerations, list(checks.golden(115).values()), 1)
     assert outcome.tried > 5_000
     assert not outcome.faults
 
 
 def test_prefixes_and_flips_of_small_golden_files_are_refused():
-    files = checks.golden(500)
-    for outcome in (checks.prefixes(files), checks.flips(files)):
+    files = list(checks.golden(500).values())
+    for outcome in (checks.by_many(checks.prefixes, files, 1), checks.by_many(checks.flips, files, 1)):
         assert outcome.tried > 1000
         assert (outcome.accepted, outcome.faults) == (0, [])
 
 
 def test_every_value_of_every_byte():
-    outcome = checks.values(checks.golden(30))
+    outcome = checks.by_many(checks.values, list(checks.golden(30).values()), 1)
     assert outcome.tried > 10_000
     assert not outcome.faults
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_mutants_are_refused_or_canonical(seed):
-    outcome = checks.mutated(20_000, seed)
+    outcome = checks.mutated((20_000, seed))
     assert not outcome.faults
     assert outcome.accepted > 100  # a suite whose mutants are all refused at the door would prove little
     assert len(outcome.refused) >= 10
