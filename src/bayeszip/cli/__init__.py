@@ -3,10 +3,23 @@
 A module a command. What imports torch, which takes seconds, is imported by the commands that need it, when they run.
 """
 
-from bayeszip.cli import compress, evaluate, export, info, pack, recipes, report, sweep, verify
+from bayeszip.cli import compress, evaluate, export, info, pack, recipes, report, reproduce, sweep, verify
 from bayeszip.cli.base import app
 
-__all__ = ["app", "compress", "evaluate", "export", "info", "main", "pack", "recipes", "report", "sweep", "verify"]
+__all__ = [
+    "app",
+    "compress",
+    "evaluate",
+    "export",
+    "info",
+    "main",
+    "pack",
+    "recipes",
+    "report",
+    "reproduce",
+    "sweep",
+    "verify",
+]
 
 
 def main() -> None:

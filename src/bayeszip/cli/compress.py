@@ -19,7 +19,7 @@ from bayeszip.cli.base import (
     SettingsOption,
     command,
 )
-from bayeszip.errors import RecipeError
+from bayeszip.errors import RecipeError, TargetError
 
 if TYPE_CHECKING:
     from bayeszip.fitting import Watcher
@@ -55,6 +55,14 @@ def compress(
         ),
     ] = None,
     settings: SettingsOption = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.")
+    ] = None,
+    min_ratio: Annotated[float | None, typer.Option(help="Or it is at least so many times smaller.")] = None,
+    max_accuracy_drop: Annotated[
+        float | None,
+        typer.Option(metavar="POINTS", help="Or it loses at most so many points of accuracy on the validation data."),
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -95,6 +103,8 @@ def compress(
 
     `bayeszip compress nets:resnet --weights w.safetensors --data mydata:loaders -o net.bayz --set epochs_scale=0.1`
 
+    `bayeszip compress lenet-300-100 --recipe quick --max-bytes 6k -o net.bayz` (or `--max-accuracy-drop 0.3`)
+
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
 
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
@@ -104,6 +114,7 @@ def compress(
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_weights
     from bayeszip.recipe import recipe as named_recipe
+    from bayeszip.targets import parse_bytes
 
     chosen = named_recipe(recipe).override(*(settings or ()))
     if log is not None and run is None:
@@ -123,7 +134,7 @@ def compress(
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
-    with _watched(chosen, pretrain, run, log) as watcher:
+    with _missed_is_recorded(run, loaders.test), _watched(chosen, pretrain, run, log) as watcher:
         result = pipeline.compress(
             network,
             loaders.train,
@@ -133,6 +144,9 @@ def compress(
             device=target,
             pretrain=pretrain,
             watcher=watcher,
+            max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
+            min_ratio=min_ratio,
+            max_accuracy_drop=max_accuracy_drop,
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
@@ -168,6 +182,22 @@ def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, 
     else:
         typer.echo(result.report())
         typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
+
+
+@contextlib.contextmanager
+def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
+    """What was reached instead of a target is worth a training: it stays in the folder of the run."""
+    from bayeszip.record import file_figures, write_record
+    from bayeszip.result import Result
+
+    try:
+        yield
+    except TargetError as error:
+        result = error.result
+        if run is None or not isinstance(result, Result):
+            raise
+        write_record(run, result, file_figures(result.network(), result.blob, test))
+        raise TargetError(f"{error}. What was reached is in {run}", result) from error
 
 
 @contextlib.contextmanager
