@@ -13,8 +13,12 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from paper import draw_figure, figure_section, table_section
+
 ROOT = Path(__file__).resolve().parents[1]
 FP32_BYTES = {"lenet-300-100": 4 * 266_610}
+#: The paper's figure.
+FIGURE = "docs/lenet-5.svg"
 
 QUICK_HEAD = (
     "| τ₁ | seeds | test accuracy, % | bytes | times smaller | weights not zero | seconds, one thread |",
@@ -28,6 +32,8 @@ def main() -> None:
     quick = by_tau1(read(ROOT / "results" / "quick"))
     quoted = json.loads((ROOT / "src/bayeszip/report/quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
     (ROOT / "RESULTS.md").write_text(results_page(quick, quoted), encoding="utf-8")
+    if read(ROOT / "results" / "figure"):
+        draw_figure(read(ROOT / "results" / "figure"), ROOT / FIGURE)
     draw(quick, quoted, ROOT / "docs" / "accuracy-size.svg")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
@@ -87,6 +93,8 @@ def results_page(quick: dict[float, Runs], quoted: Runs) -> str:
             "Sizes are those of whole files; accuracies are those of the decoded files on MNIST's test set. Settings",
             "were chosen on the 5,000 validation images. `bayeszip evaluate FILE` repeats each figure.",
             "",
+            *table_section(read(ROOT / "results" / "table")),
+            *figure_section(read(ROOT / "results" / "figure"), FIGURE),
             "## LeNet-300-100 with the recipe `quick`",
             "",
             "Mean and standard deviation over seeds.",

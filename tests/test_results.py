@@ -36,7 +36,8 @@ def test_there_are_results_with_several_seeds():
     assert len(seeds) >= 3
 
 
-def test_the_pages_are_rendered_from_the_records():
+def test_the_pages_are_rendered_from_the_records(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     render = runpy.run_path(str(ROOT / "experiments" / "render.py"))
     quick = render["by_tau1"](render["read"](ROOT / "results" / "quick"))
     quoted = json.loads((ROOT / "src/bayeszip/report/quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]

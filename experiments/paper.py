@@ -1,0 +1,143 @@
+"""The paper's table and figure in Markdown and SVG, ours beside what is printed there."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+Runs = list[dict[str, Any]]
+
+#: For each network and method what the paper prints: accuracy in %, weights not zero in %, times smaller.
+PRINTED: dict[str, dict[str, tuple[float, float, float]]] = {
+    "lenet-300-100": {
+        "l2": (98.39, 100, 1),
+        "sws": (98.16, 8.6, 34),
+        "vd": (98.05, 1.6, 131),
+        "vd+sws": (98.24, 1.5, 161),
+    },
+    "lenet-5": {"l2": (99.13, 100, 1), "sws": (99.01, 3.6, 84), "vd": (99.09, 0.7, 349), "vd+sws": (99.14, 0.5, 482)},
+}
+TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
+COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
+
+
+def table_section(runs: Runs) -> list[str]:
+    """Both networks by all methods; empty if there are no runs."""
+    if not runs:
+        return []
+    lines = [
+        "## The paper's table",
+        "",
+        "`bayeszip reproduce table`. Mean and standard deviation over seeds, of decoded files on MNIST's test set; in",
+        "brackets the seed that is best on validation. The paper's accounting counts what its codec (CSR with offsets",
+        "of 5 or 8 bits, Huffman) makes of the weights, shared values included; the other size is our whole file,",
+        "header and graph included. Recipes beginning with `paper-` follow the paper to the letter. L2 is the",
+        "pretrained network: its accuracy is that of 64 shared values, its size in the paper's accounting that of",
+        "dense float32.",
+        "",
+    ]
+    for model, printed in PRINTED.items():
+        of_model = [run for run in runs if run["model"] == model]
+        if not of_model:
+            continue
+        lines += [
+            f"### {TITLES[model]}",
+            "",
+            "| recipe | seeds | test accuracy, % | not zero, % | times smaller, paper's accounting | "
+            "whole file, bytes | times smaller | the paper: accuracy, % | times smaller | difference in accuracy |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for name in ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws"):
+            group = [run for run in of_model if run["recipe"]["name"] == name]
+            if group:
+                lines.append(_row(name, group, printed[name.removeprefix("paper-")]))
+        lines.append("")
+    return lines
+
+
+def _row(name: str, runs: Runs, printed: tuple[float, float, float]) -> str:
+    best = max(runs, key=lambda run: run["validation_accuracy"])
+    accuracy = [100 * run["accuracy"] for run in runs]
+    counted = [4 * run["params"] / run["paper_bytes"] for run in runs]
+    cells = [
+        f"`{name}`",
+        str(len(runs)),
+        f"{_spread(accuracy, '.2f')} ({100 * best['accuracy']:.2f})",
+        _spread([100 * run["nonzero"] / run["params"] for run in runs], ".2f"),
+        "1" if name == "l2" else _spread(counted, ".0f"),
+        _spread([run["bytes"] for run in runs], ",.0f"),
+        _spread([run["ratio"] for run in runs], ".0f"),
+        f"{printed[0]:.2f}",
+        f"{printed[2]:g}",
+        f"{statistics.mean(accuracy) - printed[0]:+.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    mean = format(statistics.mean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
+
+
+def front(runs: Runs) -> Runs:
+    """The runs that no other beats in both accuracy and size, smallest first."""
+    best: Runs = []
+    for run in sorted(runs, key=lambda run: (run["bytes"], -run["accuracy"])):
+        if not best or run["accuracy"] > best[-1]["accuracy"]:
+            best.append(run)
+    return best
+
+
+def figure_section(runs: Runs, picture: str) -> list[str]:
+    """The picture, and the runs on the fronts."""
+    if not runs:
+        return []
+    lines = [
+        "## The paper's figure",
+        "",
+        "`bayeszip reproduce figure`. LeNet-5 by the three methods as their settings vary, one seed each; lines join",
+        "what no other run of the method beats in both.",
+        "",
+        f"![Accuracy against compression of LeNet-5]({picture})",
+        "",
+        "| file | test accuracy, % | validation, % | bytes | times smaller |",
+        "|---|---|---|---|---|",
+    ]
+    for method in COLORS:
+        for run in front([run for run in runs if run["recipe"]["name"] == method]):
+            lines.append(
+                f"| {run['folder']}/net.bayz | {100 * run['accuracy']:.2f} | {100 * run['validation_accuracy']:.2f} | "
+                f"{run['bytes']:,} | {run['ratio']:.0f} |"
+            )
+    return [*lines, ""]
+
+
+def draw_figure(runs: Runs, path: Path) -> None:
+    """Accuracy against compression for the three methods, their fronts, and what the paper's table prints."""
+    mpl.rcParams.update({"svg.hashsalt": "bayeszip", "font.size": 10})
+    figure, axes = plt.subplots(figsize=(7.2, 4.4))
+    for method, color in COLORS.items():
+        own = [run for run in runs if run["recipe"]["name"] == method]
+        axes.plot([run["ratio"] for run in own], [100 * run["accuracy"] for run in own], ".", color=color, alpha=0.5)
+        best = front(own)
+        axes.plot(
+            [run["ratio"] for run in best], [100 * run["accuracy"] for run in best], "-", color=color, label=method
+        )
+        accuracy, _, ratio = PRINTED["lenet-5"][method]
+        axes.plot(ratio, accuracy, "x", color=color, markersize=8)
+    axes.plot([], [], "x", color="0.4", label="the paper's table")
+    axes.set_xscale("log")
+    ticks = [50, 100, 200, 400, 800, 1600]
+    axes.set_xticks(ticks, [f"{tick}×" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=98.0)
+    axes.set_xlabel("times smaller than float32 (1.72 MB), whole file")
+    axes.set_ylabel("MNIST test accuracy, %")
+    axes.set_title("LeNet-5, compressed by three methods")
+    axes.grid(alpha=0.2)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
