@@ -119,8 +119,8 @@ def compress(
             a run that was never interrupted.
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
 
-    In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its share
-    of every batch, and all return the same result; the first one alone watches, measures and writes checkpoints.
+    In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its
+    share of every batch, and all return the same result; the first alone watches, measures and writes checkpoints.
 
     Raises:
         ModelError, DataError, RecipeError, TrainingError: with what is wrong and what to do.
