@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from bayeszip.graph.composed import COMPOSED, reduced
-from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, is_used, listed, rank_of, shape_of
 from bayeszip.operators import AttributeValue
 
 __all__ = ["ATEN"]
@@ -338,10 +338,10 @@ def _recurrent(op: str, **attributes: AttributeValue) -> Lower:
                 given: dict[str, AttributeValue] = {**attributes, "reverse": bool(direction)}
                 outputs.append(lowering.emit(op, [value], tensors, **given))
                 units = int(call["params"][start + 1].meta["val"].shape[1])
-                if _uses(call.node, 1):
+                if is_used(call.node, 1):
                     last = lowering.emit("select", [outputs[-1]], dim=1, index=0 if direction else steps - 1)
                     hidden.append(lowering.emit("view", [last], shape=(1, batch, units)))
-                if op == "lstm" and _uses(call.node, 2):
+                if op == "lstm" and is_used(call.node, 2):
                     cell = lowering.emit(op, [value], tensors, **given, result="cell")
                     cells.append(lowering.emit("view", [cell], shape=(1, batch, units)))
             value = outputs[0] if len(outputs) == 1 else lowering.emit("concat", outputs, dim=2)
@@ -354,11 +354,6 @@ def _recurrent(op: str, **attributes: AttributeValue) -> Lower:
 
 def _joined(lowering: Lowering, values: list[int], dim: int) -> int:
     return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
-
-
-def _uses(node: fx.Node, index: int) -> bool:
-    """Whether anything takes this one of a node's results."""
-    return any(len(user.args) > 1 and user.args[1] == index and user.users for user in node.users)
 
 
 def _is_zero(lowering: Lowering, node: Any) -> bool:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
-from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, is_used, listed, rank_of, shape_of
 
 __all__ = ["COMPOSED", "reduced"]
 
@@ -87,7 +86,7 @@ def _extreme(largest: bool) -> Lower:
         found = _extremum(lowering, call, value, largest)
         if "dim" not in call:
             return found
-        place = _place(lowering, call, value, largest) if _is_used(call.node, 1) else found
+        place = _place(lowering, call, value, largest) if is_used(call.node, 1) else found
         return (found, place)
 
     return lower
@@ -104,10 +103,6 @@ def _place(lowering: Lowering, call: Call, value: int, largest: bool) -> int:
     if len(_dims(call)) != 1:
         raise call.unsupported("over several dimensions")
     return reduced(lowering, call, "argmax", value if largest else lowering.emit("neg", [value]))
-
-
-def _is_used(node: fx.Node, index: int) -> bool:
-    return any(len(user.args) > 1 and user.args[1] == index and user.users for user in node.users)
 
 
 def _only(function: Callable[[Lowering, Call, int, bool], int], *, largest: bool) -> Lower:

@@ -13,7 +13,18 @@ from bayeszip.graph.state import DTYPES, to_raw
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Graph, Node, RawTensor
 
-__all__ = ["CONSTANT", "Call", "Lower", "Lowered", "Lowering", "UnknownOperator", "listed", "rank_of", "shape_of"]
+__all__ = [
+    "CONSTANT",
+    "Call",
+    "Lower",
+    "Lowered",
+    "Lowering",
+    "UnknownOperator",
+    "is_used",
+    "listed",
+    "rank_of",
+    "shape_of",
+]
 
 #: Tensors that tracing found, which the module doesn't hold, are called this and something.
 CONSTANT = "constant_"
@@ -101,6 +112,11 @@ def shape_of(node: fx.Node) -> Shape:
 def rank_of(node: Any) -> int:
     value: Tensor = node.meta["val"]
     return value.ndim
+
+
+def is_used(node: fx.Node, index: int) -> bool:
+    """Whether anything takes this one of a node's results."""
+    return any(len(user.args) > 1 and user.args[1] == index and user.users for user in node.users)
 
 
 def listed(value: Any) -> list[int]:
