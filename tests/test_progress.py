@@ -8,7 +8,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, OutputError
 from bayeszip.fitting import EpochStats, Phase, Watcher
 from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
 from bayeszip.variational import to_variational
@@ -93,6 +93,24 @@ def test_several_watchers_are_all_told():
     assert watchers[0].told == watchers[1].told == [("phase", "vd"), ("batch", 0.5), ("epoch", 2)]
     assert together.strength() == 2.0
     assert Watchers().strength() == 1.0
+
+
+def test_a_full_disk_is_told_of_once_and_the_training_goes_on():
+    class Full(Watcher):
+        def on_epoch(self, stats, network, prior):
+            raise OutputError("run/snapshots.json can't be written: no space left on device")
+
+    class Heard(Listing):
+        def on_warning(self, message):
+            self.told.append(message)
+
+    first, last = Heard(), Listing()
+    together = Watchers(first, Full(), last)
+    for epoch in (1, 2):
+        together.on_epoch(stats(epoch=epoch), nn.Identity(), None)
+    assert last.told == [("epoch", 1), ("epoch", 2)]
+    warnings = [message for message in first.told if isinstance(message, str)]
+    assert warnings == ["run/snapshots.json can't be written: no space left on device. The training goes on"]
 
 
 def test_tensorboard_gets_every_epoch_under_its_number(tmp_path):

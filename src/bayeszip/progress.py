@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, OutputError
 from bayeszip.fitting import EpochStats, Phase, Watcher
 from bayeszip.summary import show_bytes
 from bayeszip.variational import MixturePrior, variational_weights
@@ -30,22 +30,31 @@ LINE_EVERY = 15.0
 
 
 class Watchers(Watcher):
-    """Several watchers in one; each is told everything, in order."""
+    """Several watchers in one; each is told everything, in order. One that can't write doesn't end the training."""
 
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers
+        self._failing: set[int] = set()
 
     def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        for watcher in self._watchers:
-            watcher.on_phase(phase, network, prior)
+        self._tell(lambda watcher: watcher.on_phase(phase, network, prior))
 
     def on_batch(self, phase: Phase, done: float) -> None:
         for watcher in self._watchers:
             watcher.on_batch(phase, done)
 
     def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        self._tell(lambda watcher: watcher.on_epoch(stats, network, prior))
+
+    def _tell(self, event: Callable[[Watcher], None]) -> None:
         for watcher in self._watchers:
-            watcher.on_epoch(stats, network, prior)
+            try:
+                event(watcher)
+                self._failing.discard(id(watcher))
+            except (OutputError, OSError) as error:
+                if id(watcher) not in self._failing:
+                    self.on_warning(f"{error}. The training goes on")
+                self._failing.add(id(watcher))
 
     def on_warning(self, message: str) -> None:
         # Once is enough: the first is the one that people look at.
