@@ -154,8 +154,8 @@ def _plot(front: Front) -> bytes | None:
     axes = figure.add_subplot()
     axes.scatter([p.bytes for p in front.points], [100 * p.error for p in front.points], s=18, c="0.6", label="trials")
     # In steps: between two trials on the front nothing better is known than the smaller one.
-    steps = {"color": "C0", "marker": "o", "drawstyle": "steps-post", "label": "front"}
-    axes.plot([p.bytes for p in front.front], [100 * p.error for p in front.front], **steps)
+    sizes, errors = [p.bytes for p in front.front], [100 * p.error for p in front.front]
+    axes.plot(sizes, errors, "o-", color="C0", drawstyle="steps-post", label="front")
     for point in front.front:
         axes.annotate(
             str(point.trial), (point.bytes, 100 * point.error), (4, 4), textcoords="offset points", fontsize=8
