@@ -212,7 +212,10 @@ print(t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4)
 def start() -> list[dict]:
     """A fresh process that decodes a small file: where its time goes, in milliseconds; the best of five."""
     network = HERE.parent / "results" / "quick" / "lenet-300-100-tau1-1-seed-0" / "net.bayz"
-    return [_started(network, "large"), _started(HERE.parent / "tests" / "golden" / "v1" / "norm.context.bayz", "small")]
+    return [
+        _started(network, "large"),
+        _started(HERE.parent / "tests" / "golden" / "v1" / "norm.context.bayz", "small"),
+    ]
 
 
 def _started(path: Path, size: str) -> dict:
@@ -338,8 +341,8 @@ def _start(rows: list[dict]) -> list[str]:
         *_table(head, cells),
         "",
         "By the clock, the best of five. The first decoding loads compiled loops from numba's cache, and what numba",
-        "itself loads late (scipy, where it is installed). Below some 2 kB of tensors numba is not loaded: plain Python",
-        "has decoded them by then. The larger file would take it seconds, so start-up is what it is: numba's.",
+        "itself loads late (scipy, where it is installed). Below some 2 kB of tensors numba is not loaded: plain",
+        "Python has decoded them by then. The larger file would take it seconds: start-up is numba's.",
     ]
 
 
