@@ -1,0 +1,259 @@
+"""Targets: hit from below and never exceeded, found during the training, and refused in words where out of reach."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import bayeszip
+from bayeszip import codec, targets
+from bayeszip.cli import app
+from bayeszip.data import Batches
+from bayeszip.errors import DataError, RecipeError, TargetError
+from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.posterior import GaussianTensor, Posterior
+from bayeszip.quantize import Quantization, quantize
+from bayeszip.recipe import recipe
+from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, parse_bytes, within_bytes
+from bayeszip.tensors import CompressedModel
+from bayeszip.variational import to_variational
+
+RECORDS = sorted((Path(__file__).resolve().parents[1] / "results" / "targets").glob("*/result.json"))
+RECIPE = recipe("quick").override(
+    "all.epochs=24", "vd+sws.epochs=8", "closing.epochs=3", "l2.epochs=4", "all.rate_log_sigma2=0.02",
+    "vd.rate_theta=0.01", "mixture.components=9", "all.tau1=0.1",
+)  # fmt: skip
+
+
+def blobs(n=1024, seed=0):
+    """Gaussian clouds; eight of 24 features tell six classes apart, more or less."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 6
+    inputs = torch.randn(n, 24, generator=generator)
+    inputs[:, :8] += 2.5 * nn.functional.one_hot(labels, 8).float()
+    return inputs, labels
+
+
+def batches(seed=0):
+    return Batches(*blobs(seed=seed), 128, shuffle=True, seed=seed)
+
+
+def compress(settings=RECIPE, **target):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6))
+    return bayeszip.compress(
+        model,
+        batches(),
+        val_loader=batches(1),
+        recipe=settings,
+        pretrain=True,
+        device="cpu",
+        watcher=Watcher(),
+        **target,
+    )
+
+
+@pytest.mark.parametrize("budget", [300, 500, 900])
+def test_byte_budgets_are_hit_from_below(budget):
+    result = compress(max_bytes=budget)
+    assert 0.95 * budget <= result.bytes <= budget
+    assert result.bytes == len(result.blob) == codec.measure(codec.decode(result.blob))
+    assert result.fit.target == f"at most {budget} bytes"
+    assert f"at most {budget} bytes" in result.report()
+    assert result.accuracy > 0.6
+
+
+def test_a_smaller_budget_is_met_by_a_stronger_prior():
+    small, large = (compress(max_bytes=budget) for budget in (250, 1200))
+    assert small.fit.strength > large.fit.strength
+    assert small.compressed.nonzero < large.compressed.nonzero
+
+
+def test_a_ratio_is_a_byte_budget():
+    result = compress(min_ratio=12.5)
+    assert 12.5 <= result.ratio <= 12.5 / 0.95
+    assert "at least 12.5 times smaller" in result.report()
+
+
+def test_an_accuracy_is_kept_with_a_small_file():
+    tight, loose = (compress(max_accuracy_drop=drop) for drop in (1, 12))
+    for result, drop in ((tight, 1), (loose, 12)):
+        assert result.fit.accuracy_before - result.accuracy <= drop / 100 + 1e-9
+    assert loose.bytes < tight.bytes
+
+
+@pytest.mark.parametrize("name", ["paper-vd", "paper-sws", "l2"])
+def test_recipes_without_a_strength_or_a_mixture_keep_to_a_budget_too(name):
+    settings = recipe(name).override("epochs_scale=0.01", "l2.rate_theta=0.01")
+    assert 0.95 * 700 <= compress(settings, max_bytes=700).bytes <= 700
+
+
+def test_what_can_not_be_reached_is_said_before_the_training():
+    class Never(Watcher):
+        def on_batch(self, phase, done):
+            raise AssertionError(phase.name)
+
+    with pytest.raises(TargetError, match=r"20 bytes is out of reach: with every weight zero it takes \d+"):
+        bayeszip.compress(
+            nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6)),
+            batches(),
+            recipe=RECIPE,
+            device="cpu",
+            watcher=Never(),
+            max_bytes=20,
+        )
+
+
+def test_an_accuracy_that_is_not_kept_comes_with_what_was_reached():
+    # One epoch at a rate that ruins the network.
+    ruin = recipe("paper-vd").override("vd.epochs=1", "vd.rate_theta=3", "quantization.components=1", "l2.epochs=4")
+    with pytest.raises(TargetError, match=r"loses \d+\.\d\d points .* more than 0, at .* B") as caught:
+        compress(ruin, max_accuracy_drop=0)
+    assert caught.value.result.fit.accuracy_before > caught.value.result.accuracy
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"max_bytes": 100, "min_ratio": 3}, "one of max_bytes, min_ratio and max_accuracy_drop"),
+        ({"max_bytes": 0}, "max_bytes must be at least 1"),
+        ({"max_bytes": 20.5}, "max_bytes must be a number, whole"),
+        ({"min_ratio": math.inf}, "min_ratio must be at least 1, and finite"),
+        ({"max_accuracy_drop": -1}, "between 0 and 100 points"),
+        ({"max_accuracy_drop": True}, "must be a number"),
+    ],
+)
+def test_targets_that_make_no_sense(target, message):
+    with pytest.raises(RecipeError, match=message):
+        Target(**target)
+
+
+def test_an_accuracy_needs_validation_data():
+    with pytest.raises(DataError, match="val_loader"):
+        bayeszip.compress(nn.Linear(24, 6), batches(), recipe=RECIPE, max_accuracy_drop=1)
+
+
+@pytest.mark.parametrize("text", ["", "20 kk", "-3", "1e5", "k", "three"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(RecipeError, match="not a number of bytes"):
+        parse_bytes(text)
+
+
+def posterior(size=4000, seed=0):
+    random = np.random.default_rng(seed)
+    theta = random.normal(size=(40, size // 40)).astype(np.float32)
+    return Posterior({"w": GaussianTensor(theta, random.normal(size=theta.shape).astype(np.float32))})
+
+
+def file_size(quantized):
+    return codec.measure(CompressedModel(dict(quantized)))
+
+
+def test_the_least_noisy_weights_are_kept():
+    beliefs = posterior()
+    how = Quantization(assignment="fit", components=8)
+    kept = largest_within(quantize(beliefs, how), beliefs, file_size, 1000)["w"].symbols != 0
+    noise = beliefs.weights["w"].log_sigma2 - np.log(beliefs.weights["w"].theta ** 2)
+    assert 0 < kept.sum() < kept.size
+    assert noise[kept].max() <= noise[~kept].min()
+    assert 990 <= file_size(largest_within(quantize(beliefs, how), beliefs, file_size, 1000)) <= 1000
+
+
+def test_room_that_is_left_buys_finer_values():
+    beliefs = posterior()
+    how = Quantization(assignment="fit", components=8)
+    coarse = quantize(beliefs, how)
+    fine = within_bytes(beliefs, how, file_size, 2 * file_size(coarse))
+    assert 0.95 * 2 * file_size(coarse) <= file_size(fine) <= 2 * file_size(coarse)
+
+    def error(quantized):
+        return np.square(quantized["w"].dequantize() - beliefs.weights["w"].theta).mean()
+
+    assert error(fine) < 0.1 * error(coarse)
+
+
+def stats(phase, epoch, epochs, accuracy=None):
+    return EpochStats(phase, epoch, epochs, 1.0, 0.1, 0.1, 0.0, 0.0, accuracy, 0.5, 10)
+
+
+def steered_network():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6))
+    to_variational(network)
+    return network
+
+
+def byte_steering(budget):
+    how = Quantization(assignment="fit", prune_rate=0.95, components=8)
+    phases = [Phase(name="vd", epochs=32, tau1=1.0, schedule="linear"), Phase(name="more", epochs=4, tau1=1.0)]
+    return ByteSteering(Watcher(), phases, budget=budget, size=file_size, how=how)
+
+
+def test_the_strength_rises_while_the_file_is_too_large_and_falls_while_it_is_too_small():
+    for budget, direction in ((100, 1), (100_000, -1)):
+        steering, network = byte_steering(budget), steered_network()
+        before = steering.strength()
+        for epoch in range(1, 9):
+            steering.on_epoch(stats("vd", epoch, 32), network, None)
+        assert direction * (steering.strength() - before) > 0
+        steering.on_epoch(stats("other", 8, 32), network, None)
+
+
+def test_weights_beyond_the_budget_are_cut_when_the_next_phase_begins():
+    steering, network = byte_steering(400), steered_network()
+    beliefs = Posterior.of(network)
+    before = quantize(beliefs, Quantization(assignment="fit", prune_rate=0.95, components=8))
+    kept = largest_within(before, beliefs, file_size, int(targets.AIM * 400))
+    steering.on_phase(Phase(name="more", epochs=4, tau1=1.0), network, None)
+    for name, tensor in kept.items():
+        cut = (before[name].symbols != 0) & (tensor.symbols == 0)
+        expected = np.where(cut, 0, beliefs.weights[name].theta)
+        assert np.array_equal(network.get_parameter(name).detach().numpy(), expected)
+    assert 0 < sum(tensor.nonzero for tensor in kept.values()) < sum(tensor.nonzero for tensor in before.values())
+
+
+def test_steering_is_taken_up_where_it_was():
+    steering, network, other = byte_steering(500), steered_network(), byte_steering(500)
+    for epoch in range(1, 7):
+        steering.on_epoch(stats("vd", epoch, 32), network, None)
+    other.load_state_dict(json.loads(json.dumps(steering.state_dict())))
+    for each in (steering, other):
+        each.on_epoch(stats("vd", 8, 32), network, None)
+    assert other.strength() == steering.strength()
+
+
+def test_the_accuracy_decides_how_strong():
+    phases = [Phase(name="vd", epochs=16, tau1=1.0, schedule="linear")]
+    strengths = []
+    for accuracy in (0.98, 0.95):
+        steering = AccuracySteering(Watcher(), phases, floor=0.975, drop=0.005)
+        before = steering.strength()
+        for epoch in range(1, 17):
+            steering.on_epoch(stats("vd", epoch, 16, accuracy), nn.Linear(1, 1), None)
+        strengths.append(steering.strength() / before)
+    assert strengths[0] > 1 > strengths[1]
+    assert min(strengths) >= math.exp(targets.WEAKEST - targets.START)
+
+
+def test_the_command_line_takes_targets(tmp_path):
+    done = CliRunner().invoke(app, ["compress", "lenet-300-100", "-o", str(tmp_path / "n.bayz"), "--max-bytes", "3x"])
+    assert done.exit_code == 2
+    help_text = CliRunner().invoke(app, ["compress", "--help"], env={"COLUMNS": "200"}).output
+    assert all(option in help_text for option in ("--max-bytes", "--min-ratio", "--max-accuracy-drop"))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.parent.name)
+def test_committed_files_keep_to_their_budgets(record):
+    budget = parse_bytes(record.parent.name)
+    size = record.with_name("net.bayz").stat().st_size
+    assert json.loads(record.read_text(encoding="utf-8"))["target"] == f"at most {budget:,} bytes"
+    assert 0.95 * budget <= size <= budget
+
+
+def test_there_are_committed_files_for_three_budgets():
+    assert {path.parent.name for path in RECORDS} >= {"3kB", "6kB", "12kB"}
