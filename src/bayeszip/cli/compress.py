@@ -187,6 +187,7 @@ def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, 
 @contextlib.contextmanager
 def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays in the folder of the run."""
+    from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
     from bayeszip.result import Result
 
@@ -194,7 +195,7 @@ def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
         yield
     except TargetError as error:
         result = error.result
-        if run is None or not isinstance(result, Result):
+        if run is None or not isinstance(result, Result) or not is_main_process():
             raise
         write_record(run, result, file_figures(result.network(), result.blob, test))
         raise TargetError(f"{error}. What was reached is in {run}", result) from error
