@@ -96,6 +96,7 @@ def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[st
             "refusals": lambda: checks.refusals(20_000, 4),
             "claim": checks.claim_everything,
             "audit": checks.audit_events,
+            "identical": checks.identical_bytes,
             "memory": checks.memory,
             "coverage": coverage,
         }
@@ -179,6 +180,10 @@ _LINES = {
     "audit": lambda r: [
         f"Audit events (import, open, exec, compile, socket, process, …) while {r['files']} files are decoded, once the"
         f" compiled loops are loaded: {sum(r['events'].values())}."
+    ],
+    "identical": lambda r: [
+        f"{r['files']} golden models coded again under {r['settings']} settings (1, 2, 8 threads; three hash seeds; no"
+        f" SIMD; uncompiled; `python -O`): {'the same bytes' if r['digests'] == 1 else '**different bytes**'}."
     ],
     "coverage": lambda r: [f"Branch coverage of `bayeszip.codec` by its tests, loops included: {r['percent']} %."],
 }

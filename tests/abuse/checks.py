@@ -30,6 +30,7 @@ __all__ = [
     "enumerations",
     "flips",
     "golden",
+    "identical_bytes",
     "limits_hold",
     "malformed_corpus",
     "memory",
@@ -223,6 +224,30 @@ watched = ("import", "open", "exec", "compile", "socket", "subprocess", "os.", "
 print(json.dumps({"files": len(files), "events": {k: v for k, v in events.items() if k.startswith(watched)}}))
 """
     )
+
+
+def identical_bytes() -> dict:
+    """Whether golden models are coded alike under 1, 2 and 8 threads, other hash seeds, without SIMD, uncompiled."""
+    code = """
+import hashlib, json
+from checks import golden
+from bayeszip.codec import decode, describe, encode
+sha = hashlib.sha256()
+for blob in golden(400).values():
+    described = describe(blob)
+    sha.update(encode(decode(blob), coder=described.coder, **described.options))
+print(json.dumps({"digest": sha.hexdigest()}))
+"""
+    simd = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
+    settings: list[tuple[dict[str, str], tuple[str, ...]]] = [
+        *(({"OMP_NUM_THREADS": count, "NUMBA_NUM_THREADS": count}, ()) for count in ("1", "2", "8")),
+        *(({"PYTHONHASHSEED": seed}, ()) for seed in ("0", "7", "4294967295")),
+        ({"NPY_DISABLE_CPU_FEATURES": simd, "NUMBA_CPU_NAME": "generic"}, ()),
+        ({"BAYESZIP_COMPILE": "0"}, ()),
+        ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": simd}, ("-O",)),
+    ]
+    found = {_in_new_process(code, environment, flags)["digest"] for environment, flags in settings}
+    return {"settings": len(settings), "files": len(golden(400)), "digests": len(found)}
 
 
 def memory() -> list[dict]:
