@@ -100,7 +100,8 @@ def compress(
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
     Args:
-        model: a trained network. Layers that have no variational form stay as they are.
+        model: a trained network. Layers that have no variational form, and frozen ones, stay as they are; weights that
+            are computed from others (weight norm, pruning masks) are taken as what they come to.
         train_loader: gives (inputs, targets), each a tensor or several; iterated once an epoch.
         val_loader: for accuracies in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
@@ -136,7 +137,7 @@ def compress(
     model = unwrapped(model)
     check_materialized(model)
     check_storable(model)
-    network = copy.deepcopy(model).to(hardware)
+    network = graph.plain_copy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     n_data = count_examples(train_loader)
     conditions = partial(_conditions, network, train_loader, n_data, loss, settings, seed, pretrain, target, engine)
@@ -363,7 +364,8 @@ def build_seeded(name: str, seed: int) -> nn.Module:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 class _Bookkeeper(Watcher):
