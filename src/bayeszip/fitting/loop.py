@@ -442,32 +442,9 @@ class Fitting:
             raise NotFinite(f"{self._where()}{step}: {not_finite} is not finite")
 
 
-def fit(
-    network: nn.Module,
-    batches: Batches,
-    phases: Sequence[Phase],
-    *,
-    n_data: int,
-    prior: MixturePrior | None = None,
-    teacher: nn.Module | None = None,
-    loss: Loss = F.cross_entropy,
-    validation: Batches | None = None,
-    watcher: Watcher | None = None,
-    engine: Engine | None = None,
-) -> None:
-    """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; see `Fitting`."""
-    Fitting(
-        network,
-        batches,
-        phases,
-        n_data=n_data,
-        prior=prior,
-        teacher=teacher,
-        loss=loss,
-        validation=validation,
-        watcher=watcher,
-        engine=engine,
-    ).run()
+def fit(network: nn.Module, batches: Batches, phases: Sequence[Phase], **settings: Any) -> None:
+    """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; settings are `Fitting`'s."""
+    Fitting(network, batches, phases, **settings).run()
 
 
 @contextlib.contextmanager
