@@ -59,7 +59,9 @@ def coverage() -> dict:
 
 _COVERING = ("syntax", "header", "huffman", "csr", "container", "rangecoder", "evidence", "counting", "rawbytes")
 #: too slow as plain Python, or about processes of their own
-_NOT_COVERING = "not mutants and not every_value and not opened and not widths and not every_prefix and not learned"
+_NOT_COVERING = " and ".join(
+    f"not {name}" for name in ("mutants", "every_value", "opened", "widths", "every_prefix", "learned", "refusing")
+)
 
 
 def _figures(outcome: Outcome) -> dict:
