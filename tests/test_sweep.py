@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -224,6 +225,17 @@ def test_a_storage_that_can_not_be_used_is_named(tmp_path):
             opened(name)
         assert name in str(caught.value)
         assert "journal:FILE" in str(caught.value)
+
+
+def test_a_storage_that_is_lost_on_the_way_is_named(storage):
+    shared = opened(storage)
+    trial = shared.ask()
+    path = Path(storage.partition(":")[2])
+    path.unlink()
+    path.mkdir()
+    for use in (shared.ask, lambda: shared.complete(trial, (0.1, 100), milestones=[]), lambda: shared.finished("FAIL")):
+        with pytest.raises(OutputError, match=r"study\.journal can't be used \(IsADirectoryError"):
+            use()
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch, tmp_path):

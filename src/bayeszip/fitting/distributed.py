@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,9 @@ __all__ = ["ManyProcesses"]
 
 #: Elements summed at once over all processes: large enough to keep the network busy, small beside the parameters.
 BUCKET = 2**24
+
+#: How long the others wait for the main process when it evaluates and measures. One that is gone is noticed earlier.
+PATIENCE = timedelta(minutes=30)
 
 
 class ManyProcesses:
@@ -142,7 +146,7 @@ class ManyProcesses:
 
 def _accelerator(device: torch.device, seed: int) -> "Accelerator":
     try:
-        from accelerate import Accelerator, DataLoaderConfiguration
+        from accelerate import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
     except ImportError as error:
         raise ModelError(
             "several processes were launched; together they need accelerate: pip install 'bayeszip[distributed]'"
@@ -150,7 +154,8 @@ def _accelerator(device: torch.device, seed: int) -> "Accelerator":
     # Batches are split, not multiplied: results don't depend on the number of processes.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=seed)
     try:
-        return Accelerator(cpu=device.type == "cpu", dataloader_config=loading)
+        patience = InitProcessGroupKwargs(timeout=PATIENCE)
+        return Accelerator(cpu=device.type == "cpu", dataloader_config=loading, kwargs_handlers=[patience])
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the processes can't work together: {error}") from error
 

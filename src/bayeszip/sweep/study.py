@@ -7,14 +7,15 @@ A trial counts unless its worker was lost; what a lost worker had begun is queue
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -39,19 +40,38 @@ MOST_RETRIES = 3
 WORKER, ALIVE, LOST, ERROR, RETRIES = "worker", "alive", "lost", "error", "retries"
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _guarded(method: "Callable[Concatenate[SharedStudy, P], T]") -> "Callable[Concatenate[SharedStudy, P], T]":
+    """What goes wrong with the storage in `method`, as one error with its name."""
+
+    @functools.wraps(method)
+    def guarded(self: "SharedStudy", *args: P.args, **options: P.kwargs) -> T:
+        with _reading(self.storage):
+            return method(self, *args, **options)
+
+    return guarded
+
+
 class SharedStudy:
     """Trials asked for, told and counted, among workers that may be lost at any moment.
 
     Args:
         study: Optuna's.
         wanted: how many trials the study is to have, whoever runs them.
+        storage: where it is kept, as the user names it.
+
+    Every method raises OutputError if the storage can't be read or written any more.
     """
 
-    def __init__(self, study: "optuna.Study", wanted: int) -> None:
-        self.study, self.wanted = study, wanted
+    def __init__(self, study: "optuna.Study", wanted: int, storage: str) -> None:
+        self.study, self.wanted, self.storage = study, wanted, storage
         #: The trial whose worker said last that it is alive, and when.
         self._signed = (-1, 0.0)
 
+    @_guarded
     def ask(self) -> "optuna.Trial | None":
         """The next trial; None when the study has, or is about to have, as many as wanted."""
         self._revive()
@@ -68,6 +88,7 @@ class SharedStudy:
             return None
         return trial
 
+    @_guarded
     def sign(self, trial: "optuna.Trial") -> None:
         """Say that the worker of `trial` is alive; costs nothing if it was said just now."""
         number, before = self._signed
@@ -76,27 +97,32 @@ class SharedStudy:
             self._note(trial, {ALIVE: now})
             self._signed = (trial.number, now)
 
+    @_guarded
     def complete(self, trial: "optuna.Trial", values: tuple[float, float], **facts: Any) -> None:
         self._note(trial, facts)
         self.study.tell(trial, values, skip_if_finished=True)
 
+    @_guarded
     def prune(self, trial: "optuna.Trial", **facts: Any) -> None:
         from optuna.trial import TrialState
 
         self._note(trial, facts)
         self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
 
+    @_guarded
     def fail(self, trial: "optuna.Trial", error: str) -> None:
         from optuna.trial import TrialState
 
         self._note(trial, {ERROR: error})
         self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
+    @_guarded
     def give_back(self, trial: "optuna.Trial") -> None:
         """Leave `trial` to whoever asks next."""
         if self._lose(trial.number):
             self._queue_again(trial.params, int(trial.user_attrs.get(RETRIES, 0)))
 
+    @_guarded
     def finished(self, *states: str) -> list["FrozenTrial"]:
         """Trials that ended in one of the states COMPLETE, PRUNED, FAIL; failed ones only if by themselves."""
         return [trial for trial in _counted(self._trials()) if trial.state.name in states]
@@ -176,7 +202,7 @@ def open_study(storage: str, plan: Mapping[str, Any], *, trials: int, seed: int)
             + "\n  ".join(found)
             + "\nGive the same options, or another --storage and folder."
         )
-    return SharedStudy(study, trials)
+    return SharedStudy(study, trials, storage)
 
 
 def _backend(storage: str) -> Any:
@@ -186,6 +212,9 @@ def _backend(storage: str) -> Any:
     kind, _, rest = storage.partition(":")
     if not rest:
         raise OutputError(f"{storage!r} is no storage; give journal:FILE or a database such as sqlite:///FILE")
+    if kind == "sqlite":
+        # One worker writes at a time; the others wait for it.
+        return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": 60}})
     if kind != "journal":
         return RDBStorage(storage)
     Path(rest).parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +231,8 @@ def _reading(storage: str) -> Iterator[None]:
     except Exception as error:
         said = str(error).splitlines() or [""]
         raise OutputError(
-            f"the storage {storage} can't be used: {type(error).__name__}: {said[0]}. "
-            "Give journal:FILE or a database such as sqlite:///FILE"
+            f"the storage {storage} can't be used ({type(error).__name__}: {said[0]}); "
+            "give journal:FILE or a database such as sqlite:///FILE that is there"
         ) from error
 
 
