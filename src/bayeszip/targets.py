@@ -58,11 +58,9 @@ WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
 #: Where it begins, in units of the recipe's τ₁: weights that stayed too long are pruned later, dead ones hardly revive.
 START = math.log(0.1)
 #: Sizes fall like a power of the time passed; ever slower, so that a share of the last power is expected.
-SLOWING = 0.28
-#: The share of a file that goes when learning rates fall from full to nothing, and weights come to rest.
-UNREST = 0.2
+SLOWING = 0.15
 #: Where to head for, in units of the budget: weights too many are cut, while weights too few don't come back.
-AIM = 1.08
+AIM = 1.05
 #: A file that takes this share of its budget is as large as it should be.
 ENOUGH = 0.97
 #: More shared values than this are no longer shared.
@@ -239,8 +237,7 @@ class ByteSteering(Steering):
         if last is None:
             return None
         power = (last[1] - size) / (math.log(done) - last[0])
-        rest = 1 - UNREST * (self._rate(done) - self._rate(1.0))
-        return rest * math.exp(size + math.log(done) * SLOWING * min(max(power, 0.0), 2.0))
+        return math.exp(size + math.log(done) * SLOWING * min(max(power, 0.0), 2.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "last": self.last}

@@ -38,6 +38,7 @@ from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, survivors
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.steps import Dials, Loss, dials_at
 from bayeszip.fitting.teacher import imitation
+from bayeszip.graph.storable import check_storable
 from bayeszip.pipeline import Ending, bytes_now, start_prior
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize
@@ -46,7 +47,14 @@ from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
 from bayeszip.targets import Target, within_bytes
-from bayeszip.variational import VariationalLayer, regularizer, to_stock, to_variational, variational_weights
+from bayeszip.variational import (
+    VariationalLayer,
+    check_materialized,
+    regularizer,
+    to_stock,
+    to_variational,
+    variational_weights,
+)
 from bayeszip.variational.distributions import log_alpha
 
 __all__ = ["Compressor", "CompressorStats"]
@@ -124,6 +132,7 @@ class Compressor:
         self.model, self.n_data = _bare(model), n_data
         self._stretches = _stretches(self.recipe, n_data, batch_size, steps_per_epoch, total_steps)
         self._began = time.perf_counter()
+        _check_tensors(self.model)
         self._teacher: nn.Module | None = None
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
@@ -195,9 +204,7 @@ class Compressor:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self._own_parameters():
             if id(parameter) not in held:
-                raise RecipeError(
-                    f"the optimizer lacks {name}; make it from parameter_groups(), or use join(optimizer)"
-                )
+                raise RecipeError(f"the optimizer lacks {name}; make it from parameter_groups()")
         self._optimizers.append(optimizer)
         self._set_rates()
 
@@ -463,11 +470,12 @@ class Compressor:
         groups: list[dict[str, Any]] = [
             {"params": [weight.log_sigma2 for weight in self._weights], RATE: "rate_log_sigma2"}
         ]
-        if self.prior is not None and self.prior.means.numel():
+        if self.prior is not None:
+            # A mixture of nothing but the pinned component has no free ones.
             groups += [
-                {"params": [self.prior.means], RATE: "rate_means"},
-                {"params": [self.prior.log_precisions], RATE: "rate_log_precisions"},
-                {"params": [self.prior.log_proportions], RATE: "rate_log_proportions"},
+                {"params": [parameter], RATE: f"rate_{name}"}
+                for name, parameter in self.prior.named_parameters()
+                if parameter.numel()
             ]
         return [{**group, "weight_decay": 0.0} for group in groups]
 
@@ -505,6 +513,15 @@ def _bare(model: nn.Module) -> nn.Module:
             "(model.module), then wrap it"
         )
     return model
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """What can't be trained or stored is refused by name; a parameter that is expanded gets memory of its own."""
+    check_materialized(model)
+    check_storable(model)
+    for parameter in model.parameters():
+        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+            parameter.data = parameter.data.contiguous()
 
 
 def _check_count(name: str, value: object) -> None:
