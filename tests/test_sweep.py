@@ -21,7 +21,7 @@ from bayeszip.cli import main
 from bayeszip.errors import DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import EpochStats
 from bayeszip.recipe import recipe
-from bayeszip.sweep import Plan, front_of, open_study, parse_dimensions, study, work, worker, write_front
+from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, study, work, worker, write_front
 from bayeszip.sweep.front import Front, Point
 from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher, is_hopeless
 
@@ -170,6 +170,31 @@ def test_a_trial_that_ends_its_workers_is_given_up(storage):
         trial.set_user_attr(study.WORKER, {"host": study.socket.gethostname(), "pid": _a_dead_process()})
     assert len(set(settings[:-1])) == 1
     assert settings[-1] != settings[0]
+
+
+def test_of_a_grid_nothing_is_tried_twice(storage, monkeypatch):
+    dimensions = parse_dimensions(["vd.schedule=linear,cosine", "mixture.components=5,9"], QUICK)
+    grid = grid_of(dimensions)
+    assert len(grid) == 4
+    assert grid_of(parse_dimensions(["vd.schedule=linear,cosine", "vd.tau1=1:2"], QUICK)) == []
+    first, second = (open_study(storage, {}, trials=20, seed=0, grid=grid) for _ in range(2))
+    ask, tried = first.study.ask, []
+
+    def settings(trial):
+        return {dimension.field: dimension.suggest(trial) for dimension in dimensions}
+
+    def slow_ask():
+        # Another worker takes what this one has put into the queue.
+        monkeypatch.setattr(first.study, "ask", ask)
+        tried.append(settings(second.ask()))
+        return ask()
+
+    monkeypatch.setattr(first.study, "ask", slow_ask)
+    for shared in (first, second, first):
+        tried.append(settings(shared.ask()))
+    assert sorted(map(str, tried)) == sorted(map(str, grid))
+    assert first.ask() is None
+    assert second.ask() is None
 
 
 def test_signs_of_life_are_given_now_and_then(storage, monkeypatch):

@@ -100,7 +100,7 @@ def sweep(
     from bayeszip.files import create_folder
     from bayeszip.fitting.launch import local_rank
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.sweep import Plan, front_of, open_study, parse_dimensions, work, write_front
+    from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, work, write_front
 
     if local_rank() is not None:
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
@@ -111,10 +111,11 @@ def sweep(
     create_folder(folder)
     plan = Plan(chosen, dimensions, _preparation(model, weights, data, seed, device), pretrain, seed, device, margin)
     facts = {"model": model, "data": data, "weights": None if weights is None else str(weights), **plan.facts()}
-    study = open_study(storage or f"journal:{folder / 'study.journal'}", facts, trials=trials, seed=seed)
+    place = storage or f"journal:{folder / 'study.journal'}"
+    study = open_study(place, facts, trials=trials, seed=seed, grid=grid_of(dimensions))
     console = Console(stderr=True)
     # Where there is no terminal, a line a trial says enough.
-    work(plan, study, folder, lambda outcome: _tell(console, outcome, trials), show=console.is_terminal)
+    work(plan, study, folder, lambda outcome: _tell(console, outcome, study.wanted), show=console.is_terminal)
     front = front_of(study)
     for line in write_front(front, folder):
         console.print(line, highlight=False, markup=False)

@@ -1,7 +1,7 @@
 """Sweeps: many compressions of one network under varied settings, on one machine or many, and the front they reach."""
 
 from bayeszip.sweep.front import Front, front_of, write_front
-from bayeszip.sweep.space import Dimension, parse_dimensions
+from bayeszip.sweep.space import Dimension, grid_of, parse_dimensions
 from bayeszip.sweep.study import SharedStudy, open_study
 from bayeszip.sweep.worker import Outcome, Plan, work
 
@@ -12,6 +12,7 @@ __all__ = [
     "Plan",
     "SharedStudy",
     "front_of",
+    "grid_of",
     "open_study",
     "parse_dimensions",
     "work",

@@ -1,6 +1,7 @@
 """What a sweep varies: settings of a recipe, each over a range or a list of values."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from bayeszip.recipe import Recipe
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Dimension", "parse_dimension", "parse_dimensions"]
+__all__ = ["Dimension", "grid_of", "parse_dimension", "parse_dimensions"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Dimension:
         if self.choices:
             return f"{self.field}={','.join(self.choices)}"
         return f"{self.field}={self.low:g}:{self.high:g}{':log' if self.log else ''}"
+
+
+def grid_of(dimensions: Sequence[Dimension]) -> list[dict[str, str]]:
+    """All combinations if every setting has a list of values; none if one has a range."""
+    if not all(dimension.choices for dimension in dimensions):
+        return []
+    fields = [dimension.field for dimension in dimensions]
+    combinations = itertools.product(*(dimension.choices for dimension in dimensions))
+    return [dict(zip(fields, values, strict=True)) for values in combinations]
 
 
 def parse_dimensions(texts: Iterable[str], recipe: Recipe) -> tuple[Dimension, ...]:

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -40,6 +40,9 @@ MOST_RETRIES = 3
 WORKER, ALIVE, LOST, ERROR, RETRIES = "worker", "alive", "lost", "error", "retries"
 
 
+#: Field → value, as Optuna holds them.
+Settings = Mapping[str, Any]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -62,31 +65,37 @@ class SharedStudy:
         study: Optuna's.
         wanted: how many trials the study is to have, whoever runs them.
         storage: where it is kept, as the user names it.
+        grid: if only lists are varied, all there is to try, in order; nothing is tried twice.
 
     Every method raises OutputError if the storage can't be read or written any more.
     """
 
-    def __init__(self, study: "optuna.Study", wanted: int, storage: str) -> None:
-        self.study, self.wanted, self.storage = study, wanted, storage
+    def __init__(self, study: "optuna.Study", wanted: int, storage: str, grid: Sequence[Settings] = ()) -> None:
+        self.study, self.storage, self._grid = study, storage, grid
+        self.wanted = min(wanted, len(grid)) if grid else wanted
         #: The trial whose worker said last that it is alive, and when.
         self._signed = (-1, 0.0)
 
     @_guarded
     def ask(self) -> "optuna.Trial | None":
         """The next trial; None when the study has, or is about to have, as many as wanted."""
-        self._revive()
-        trials = self._trials()
-        if not any(trial.state.name == "WAITING" for trial in trials) and len(_counted(trials)) >= self.wanted:
-            return None
-        trial = self.study.ask()
-        self._note(trial, {WORKER: {"host": socket.gethostname(), "pid": os.getpid()}})
-        self.sign(trial)
-        # Another worker may have asked at the same moment. Numbers are given once, so all agree on who came too late.
-        before = [other for other in _counted(self._trials()) if other.number < trial.number]
-        if len(before) >= self.wanted:
+        while True:
+            self._revive()
+            if not self._queue_next():
+                return None
+            trial = self.study.ask()
+            self._note(trial, {WORKER: {"host": socket.gethostname(), "pid": os.getpid()}})
+            self.sign(trial)
+            # Another may have asked at the same moment. Numbers are given once, so all agree on who came too late.
+            trials = _counted(self._trials())
+            before = [other for other in trials if other.number < trial.number]
+            if len(before) >= self.wanted:
+                self._lose(trial.number)
+                return None
+            own = next((_settings(other) for other in trials if other.number == trial.number), {})
+            if not self._grid or (own and own not in map(_settings, before)):
+                return trial
             self._lose(trial.number)
-            return None
-        return trial
 
     @_guarded
     def sign(self, trial: "optuna.Trial") -> None:
@@ -127,6 +136,20 @@ class SharedStudy:
         """Trials that ended in one of the states COMPLETE, PRUNED, FAIL; failed ones only if by themselves."""
         return [trial for trial in _counted(self._trials()) if trial.state.name in states]
 
+    def _queue_next(self) -> bool:
+        """Whether there is something to ask for; of a grid, put the next that nobody has tried into the queue."""
+        trials = self._trials()
+        if any(trial.state.name == "WAITING" for trial in trials):
+            return True
+        counted = _counted(trials)
+        if len(counted) >= self.wanted:
+            return False
+        tried = [_settings(trial) for trial in counted]
+        untried = next((settings for settings in self._grid if settings not in tried), None)
+        if untried is not None:
+            self.study.enqueue_trial(dict(untried))
+        return True
+
     def _trials(self) -> list["FrozenTrial"]:
         return self.study.get_trials(deepcopy=False)
 
@@ -163,7 +186,9 @@ class SharedStudy:
             self.study.enqueue_trial(dict(settings), user_attrs={RETRIES: retries})
 
 
-def open_study(storage: str, plan: Mapping[str, Any], *, trials: int, seed: int) -> SharedStudy:
+def open_study(
+    storage: str, plan: Mapping[str, Any], *, trials: int, seed: int, grid: Sequence[Settings] = ()
+) -> SharedStudy:
     """Create the study in `storage`, or join it.
 
     Args:
@@ -171,6 +196,7 @@ def open_study(storage: str, plan: Mapping[str, Any], *, trials: int, seed: int)
         plan: what all workers must agree on.
         trials: how many the study is to have.
         seed: of what the worker that creates the study tries.
+        grid: if only lists are varied, all that can be tried.
 
     Raises:
         ModelError: optuna is not installed.
@@ -202,7 +228,8 @@ def open_study(storage: str, plan: Mapping[str, Any], *, trials: int, seed: int)
             + "\n  ".join(found)
             + "\nGive the same options, or another --storage and folder."
         )
-    return SharedStudy(study, trials, storage)
+    order = np.random.default_rng(seed).permutation(len(grid))
+    return SharedStudy(study, trials, storage, [grid[index] for index in order])
 
 
 def _backend(storage: str) -> Any:
@@ -258,6 +285,11 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def _settings(trial: "FrozenTrial") -> Settings:
+    """What a trial tries, or will."""
+    return trial.system_attrs.get("fixed_params") or trial.params
 
 
 def _counted(trials: list["FrozenTrial"]) -> list["FrozenTrial"]:
