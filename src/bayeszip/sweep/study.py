@@ -39,7 +39,6 @@ MOST_RETRIES = 3
 #: User attributes of a trial.
 WORKER, ALIVE, LOST, ERROR, RETRIES = "worker", "alive", "lost", "error", "retries"
 
-
 #: Field → value, as Optuna holds them.
 Settings = Mapping[str, Any]
 
@@ -103,8 +102,8 @@ class SharedStudy:
         number, before = self._signed
         now = time.time()
         if number != trial.number or now - before >= SIGN_EVERY:
-            self._note(trial, {ALIVE: now})
             self._signed = (trial.number, now)
+            self._note(trial, {ALIVE: now})
 
     @_guarded
     def complete(self, trial: "optuna.Trial", values: tuple[float, float], **facts: Any) -> None:

@@ -1,5 +1,6 @@
 """One worker of a sweep: asks the study for trials and compresses under their settings until there are enough."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bayeszip.errors import BayeszipError, DataError, TrainingError
+from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
 from bayeszip.files import create_folder
 from bayeszip.fitting import Watcher
 from bayeszip.loaders import Loaders
@@ -105,7 +106,13 @@ def work(
 def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, show: bool) -> Outcome:
     settings = {dimension.field: dimension.suggest(trial) for dimension in plan.dimensions}
     rivals = [_milestones(other.user_attrs) for other in study.finished("COMPLETE")]
-    pruning = PruningWatcher(rivals, plan.margin, lambda: study.sign(trial))
+
+    def sign() -> None:
+        # A storage that is out of reach for a while is no reason to end a training; at its end it is.
+        with contextlib.suppress(OutputError):
+            study.sign(trial)
+
+    pruning = PruningWatcher(rivals, plan.margin, sign)
     try:
         result, figures = _compress(plan, settings, pruning, show)
     except Pruned:
