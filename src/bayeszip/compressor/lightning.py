@@ -27,6 +27,8 @@ class LightningCallback(Callback):
     The recipe's phases are stretched over all steps that the trainer takes. The module's optimizer trains the weights
     at its own rates; variances and mixture are trained beside it at the recipe's. Runs on with Lightning's checkpoints.
 
+    Distillation and the recipe's closing phase, which would need the loss, are left out.
+
     Args:
         recipe: a name, a path to a JSON file, or a `Recipe`.
         network: the attribute of the module that holds the network, such as "net"; by default its only child that has

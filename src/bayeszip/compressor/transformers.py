@@ -33,6 +33,8 @@ class TrainerCallback(transformers.TrainerCallback):
     at its own rates; variances and mixture are trained beside it at the recipe's. Runs on with the trainer's
     checkpoints.
 
+    Distillation and the recipe's closing phase, which would need the loss, are left out.
+
     Args:
         recipe: a name, a path to a JSON file, or a `Recipe`.
         example_inputs: to trace the network with, in the order of its arguments; without them, or where a network
