@@ -16,7 +16,7 @@ TellWeight = Callable[[float], None]
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A number that differs where a bit does: the sum of a tensor's bits taken as integers, and its size."""
+    """A number that changes with any bit: the sum of a tensor's bits taken as integers, and its size."""
     bits = tensor.detach().contiguous().flatten()
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[bits.element_size()]
     return bits.view(whole).sum(dtype=torch.int64) * 31 + bits.numel()

@@ -1,7 +1,6 @@
 """One worker of a sweep: asks the study for trials and compresses under their settings until there are enough."""
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,11 +132,13 @@ def _compress(
     plan: Plan, settings: dict[str, str], pruning: PruningWatcher, show: bool
 ) -> tuple[Result, dict[str, Any]]:
     recipe = plan.recipe.override(*(f"{field}={value}" for field, value in settings.items()))
-    recipe = dataclasses.replace(recipe, name=plan.recipe.name)
     network, loaders = plan.prepare(recipe)
-
-    def compressed(watcher: Watcher) -> Result:
-        return compress(
+    with contextlib.ExitStack() as stack:
+        watcher: Watcher = pruning
+        if show:
+            phases = recipe.scaled().sequence(plan.pretrain)
+            watcher = Watchers(stack.enter_context(TrainingProgress(phases)), pruning)
+        result = compress(
             network,
             loaders.train,
             val_loader=loaders.validation,
@@ -147,12 +148,6 @@ def _compress(
             pretrain=plan.pretrain,
             watcher=watcher,
         )
-
-    if show:
-        with TrainingProgress(recipe.scaled().sequence(plan.pretrain)) as display:
-            result = compressed(Watchers(display, pruning))
-    else:
-        result = compressed(pruning)
     return result, file_figures(result.network(), result.blob, loaders.test)
 
 
