@@ -131,6 +131,10 @@ def test_failures_are_named_by_every_process_and_none_waits_for_ever(folder):
         assert said["diverging"].startswith("TrainingError: at the end of an epoch: odd of process 1 is not that of")
         assert "must give every process the same batches" in said["other_batches"]
         assert said["odd_batches"].startswith("DataError: the loader can't be shared by 2 processes")
+        # All have gone back together, and given up together.
+        assert "epoch 1 of 2, step 1: " in said["poisoned"]
+        assert "is not finite, for the second time" in said["poisoned"]
+    assert "the data (inputs of 1 of 10 examples" in second["poisoned"]
     assert second["lost"] == "DataError: the disk of this one is gone"
     assert first["lost"].startswith("TrainingError: this process has lost touch with the others")
 

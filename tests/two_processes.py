@@ -43,6 +43,9 @@ class Keeping(Watcher):
     def on_epoch(self, stats, network, prior):
         self.stats.append(stats)
 
+    def on_warning(self, message):
+        assert "going back to the start of the epoch" in message
+
     def strength(self):
         return self._strength
 
@@ -178,6 +181,13 @@ def odd_batches(rank):
     fitted(DataLoader(TensorDataset(x, y), batch_size=7))
 
 
+def poisoned(rank):
+    x, y = data()
+    # In the share of the second process alone.
+    x[BATCH - 1] = float("nan")
+    fitted(list(zip(x.split(BATCH), y.split(BATCH), strict=True)))
+
+
 def lost(rank):
     class Ending(list):
         def __iter__(self):
@@ -190,7 +200,13 @@ def lost(rank):
     fitted(Ending(zip(x.split(BATCH), y.split(BATCH), strict=True)))
 
 
-FAILURES = {"diverging": diverging, "other_batches": other_batches, "odd_batches": odd_batches, "lost": lost}
+FAILURES = {
+    "diverging": diverging,
+    "other_batches": other_batches,
+    "odd_batches": odd_batches,
+    "poisoned": poisoned,
+    "lost": lost,
+}
 
 
 def main():
