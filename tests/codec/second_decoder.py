@@ -509,7 +509,8 @@ class Context:
                     octets += bytes([self.bits(8)])
                     continue
                 higher = octets[place - 1] if place else 0
-                keys = [(0,), (1, one[place]), (2, higher), (3, distant[place]), (4, pointed[place] if onward else None)]
+                astray = None if onward else -1
+                keys = [(0,), (1, one[place]), (2, higher), (3, distant[place]), (4, astray or pointed[place])]
                 node = 1
                 for _ in range(8):
                     inputs = [

@@ -19,7 +19,7 @@ _FLOATS = {"float32", "float16", "bfloat16", "float64"}
 _WEIGHTS = (14000, 14000, 14000, 14000, 14000)
 _RATE, _MOST, _PRIOR = 24, 1 << 14, 6
 _INPUTS = len(_WEIGHTS)
-#: of a byte's place: none; a byte before, above and a row back; where the last two elements point, if it is still that way
+#: of a byte's place: none; the bytes before it, above it and a row back; where the last two elements point, or astray
 _CONTEXTS = 1 + 3 * 256 + 257
 #: tensors with fewer elements than this have no noise
 LEAST_NOISE = 512
