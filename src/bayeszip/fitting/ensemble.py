@@ -23,7 +23,7 @@ from bayeszip.data import Batches
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats
 from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.recorded import WARM_UP, record, reduced_precision
+from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, record, reduced_precision, strides
 from bayeszip.fitting.shared_values import Places, spread
 from bayeszip.fitting.steps import Dials, dials_at
 from bayeszip.tensors import QuantizedTensor
@@ -182,7 +182,7 @@ class _Together:
         self._line = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._rows = torch.zeros(full, len(self.members), batches.batch_size, dtype=torch.int64, device=self.device)
         self._dials = torch.zeros(full, len(Dials._fields), len(self.members), device=self.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         for layer in self.network.modules():
             if isinstance(layer, VariationalLayer):
                 layer.noise = self.phase.noise
@@ -211,15 +211,15 @@ class _Together:
         self._dials.copy_(table[:full])
         first = 0
         with reduced_precision():
-            if self._graph is None and self.device.type == "cuda" and full > 2 * WARM_UP:
+            if not self._graphs and self.device.type == "cuda" and full > 2 * WARM_UP:
                 first = WARM_UP
                 for step in range(first):
                     self._take(self._dials[step], self._rows[step])
-                self._graph = record(self._take_next)
+                self._graphs = {count: record(self._take_next, count) for count in (1, STEPS_AT_ONCE)}
             self._line.fill_(first)
-            for _ in range(first, full):
-                if self._graph is not None:
-                    self._graph.replay()
+            for step, done in strides(first, full, STEPS_AT_ONCE if self._graphs else 1):
+                if self._graphs:
+                    self._graphs[done - step].replay()
                 else:
                     self._take_next()
             if full < steps:

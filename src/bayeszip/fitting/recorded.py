@@ -15,10 +15,21 @@ from bayeszip.data import Batches
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
 
-__all__ = ["WARM_UP", "RecordedSteps", "can_be_recorded", "record", "reduced_precision"]
+__all__ = [
+    "STEPS_AT_ONCE",
+    "WARM_UP",
+    "RecordedSteps",
+    "can_be_recorded",
+    "record",
+    "reduced_precision",
+    "strides",
+]
 
 #: Steps taken as they are before the recording: kernels are chosen and states made at the first ones.
 WARM_UP = 2
+
+#: Steps recorded as one: each replay costs the host the same, whatever it holds.
+STEPS_AT_ONCE = 10
 
 #: Recording is for one thread at a time; replaying is not.
 _recording = threading.Lock()
@@ -61,7 +72,8 @@ class RecordedSteps:
         self._dials = torch.zeros(full, len(Dials._fields), device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._noise, self._sums, self._on_warning = noise, sums, on_warning
-        self._graph: torch.cuda.CUDAGraph | None = None
+        #: By how many steps each replays.
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._resists = False
 
     def run_pass(self, epoch: int, strength: float, on_step: Callable[[int], None]) -> None:
@@ -76,7 +88,7 @@ class RecordedSteps:
         ]
         self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
         first = skip
-        if self._graph is None and not self._resists:
+        if not self._graphs and not self._resists:
             first = min(skip + WARM_UP, full)
             # One thread at a time: the first steps may ask the GPU for what a recording elsewhere does not allow.
             with _recording, reduced_precision():
@@ -84,13 +96,13 @@ class RecordedSteps:
                     self._take(schedule[step], self._rows[step])
                 self._record()
         self._counter.fill_(first)
-        for step in range(first, full):
-            if self._graph is not None:
-                self._graph.replay()
+        for step, done in strides(first, full, STEPS_AT_ONCE if self._graphs else 1):
+            if self._graphs:
+                self._graphs[done - step].replay()
             else:
                 self._take(schedule[step], self._rows[step])
-            self._batches.given(step + 1)
-            on_step(step + 1)
+            self._batches.given(done)
+            on_step(done)
         if full < steps:
             self._take(schedule[full], order[full * size :])
         self._batches.end_pass()
@@ -109,7 +121,7 @@ class RecordedSteps:
             self._take(self._dials_in(line), rows)
 
         try:
-            self._graph = record(step, self._noise)
+            self._graphs = {count: record(step, count, self._noise) for count in (1, STEPS_AT_ONCE)}
         except RuntimeError as error:
             self._resists = True
             reason = str(error).partition("\n")[0]
@@ -122,8 +134,23 @@ class RecordedSteps:
         return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))
 
 
-def record(step: Callable[[], None], *generators: torch.Generator) -> torch.cuda.CUDAGraph:
-    """A graph that does again what `step` asks of the GPU; `generators`, besides torch's own, move on with it.
+def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
+    """From `first` to `last` in strides that end at multiples of `length` where they are as long, the others of 1.
+
+    >>> list(strides(2, 9, 4))
+    [(2, 3), (3, 4), (4, 8), (8, 9)]
+    """
+    while first < last:
+        stride = length if first % length == 0 and first + length <= last else 1
+        yield first, first + stride
+        first += stride
+
+
+def record(step: Callable[[], None], count: int, *generators: torch.Generator) -> torch.cuda.CUDAGraph:
+    """A graph that does again, `count` times, what `step` asks of the GPU.
+
+    Args:
+        generators: those that move on with it, besides torch's own.
 
     Raises:
         RuntimeError: it asks for something that can't be recorded.
@@ -135,7 +162,8 @@ def record(step: Callable[[], None], *generators: torch.Generator) -> torch.cuda
     # Other threads go on meanwhile, with recorded steps of their own.
     graph.capture_begin(capture_error_mode="thread_local")
     try:
-        step()
+        for _ in range(count):
+            step()
         graph.capture_end()
     except RuntimeError:
         # Ends the recording; what was wrong with it is known.
