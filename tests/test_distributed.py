@@ -197,6 +197,8 @@ def test_the_launcher_says_how_to_compute(monkeypatch):
     with engine.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     assert make_engine(torch.device("cpu"), accumulate=2).accumulate == 2
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+    assert make_engine(torch.device("cpu")).accumulate == 1
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(RecipeError, match="one of no, bf16, not fp16"):
         make_engine(torch.device("cpu"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bayeszip.data import Batches as ResidentBatches
-from bayeszip.errors import DataError, ModelError, TrainingError
+from bayeszip.errors import DataError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting.batches import Batches
 from bayeszip.fitting.engine import in_precision
 from bayeszip.fitting.shares import LoaderShare, ResidentShare, Shared, SlicedShare, checksum
@@ -22,6 +22,9 @@ __all__ = ["ManyProcesses"]
 
 #: Elements summed at once over all processes: large enough to keep the network busy, small beside the parameters.
 BUCKET = 2**24
+
+#: Ways of Accelerate to train what does not fit into one process.
+DIVIDE_THE_NETWORK = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 #: How long the others wait for the main process when it evaluates and measures. One that is gone is noticed earlier.
 PATIENCE = timedelta(minutes=30)
@@ -153,11 +156,15 @@ def _accelerator(device: torch.device, seed: int) -> "Accelerator":
         ) from error
     # Batches are split, not multiplied: results don't depend on the number of processes.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=seed)
+    patience = InitProcessGroupKwargs(timeout=PATIENCE)
     try:
-        patience = InitProcessGroupKwargs(timeout=PATIENCE)
-        return Accelerator(cpu=device.type == "cpu", dataloader_config=loading, kwargs_handlers=[patience])
+        accelerator = Accelerator(cpu=device.type == "cpu", dataloader_config=loading, kwargs_handlers=[patience])
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the processes can't work together: {error}") from error
+    kind = accelerator.distributed_type.value
+    if kind in DIVIDE_THE_NETWORK:
+        raise RecipeError(f"every process trains the whole network; leave {kind} out of Accelerate's configuration")
+    return accelerator
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

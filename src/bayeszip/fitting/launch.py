@@ -25,15 +25,16 @@ def make_engine(
         seed: of the order in which several processes go through a `DataLoader`.
 
     Raises:
-        RecipeError: the precision is unknown.
+        RecipeError: the precision is unknown, or the launcher is set to divide the network and not the data.
         ModelError: there are several processes, but accelerate is not installed.
     """
     environment = os.environ
     precision = mixed_precision or environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in PRECISIONS:
         raise RecipeError(f"mixed precision must be one of {', '.join(PRECISIONS)}, not {precision}")
-    if accumulate == 1:
-        accumulate = max(1, int(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")))
+    said = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if accumulate == 1 and said.isdigit():  # it may also be "auto"
+        accumulate = max(1, int(said))
     if _processes() == 1:
         return SingleProcess(device, precision, accumulate)
     return ManyProcesses(device, precision, accumulate, seed)
