@@ -50,7 +50,7 @@ Size = Callable[[Quantized], int]
 DECISIONS = 16
 #: Share of the deviation that one decision corrects; the weights take a few decisions' time to follow.
 GAIN = 0.5
-#: d log bytes / d log τ₁, measured on LeNet-300-100 over τ₁ from 0.05 to 2.
+#: d log bytes / d log τ₁, measured on LeNet-300-100 over τ₁ from 0.5 to 2.
 ELASTICITY = -0.45
 #: The most that one decision changes the strength, and its range, in logarithms.
 LARGEST_CHANGE = 1.0
