@@ -87,7 +87,7 @@ class TestReadIdx:
             (b"\0\0\x08", "is truncated: 3 bytes"),
             (b"\x89PNG\r\n", "is not an IDX file: it starts with 89 50 4e 47, not with 00 00"),
             (b"\0\1\x08\1\0\0\0\0", "is not an IDX file: it starts with 00 01 08 01"),
-            (gzip.compress(b"x"), r"is not an IDX file: .* as a compressed file does; let its name end in \.gz"),
+            (gzip.compress(b"x", mtime=0), r"is not an IDX file: .* as a compressed file does; let its name end in \.gz"),
             (lzma.compress(b"x"), r"is not an IDX file: .* let its name end in \.xz"),
             (b"\0\0\x0a\1\0\0\0\0", "has the unknown IDX type code 0x0a; known are 0x08, 0x09, 0x0b"),
             (b"\0\0\x08\0\0", "claims 0 dimensions; 1 to 8 are allowed"),
@@ -438,7 +438,7 @@ class TestDownload:
         del first.answers[missing]
         first.cut.add(cut)
         first.answers[damaged] = first.answers[damaged][:-1] + b"\1"
-        first.answers[wrong] = gzip.compress(b"another file")
+        first.answers[wrong] = gzip.compress(b"another file", mtime=0)
         assert len(self.load_from(first.url, second.url).train) == 22
         assert sorted(second.requests) == self.GZ
 
@@ -448,7 +448,7 @@ class TestDownload:
             (lambda mirror, name: mirror.answers.pop(name), "the server answers 404 Not Found"),
             (lambda mirror, name: mirror.cut.add(name), r"the connection was cut after [\d,]+ of [\d,]+ bytes"),
             (
-                lambda mirror, name: mirror.answers.update({name: gzip.compress(b"x")}),
+                lambda mirror, name: mirror.answers.update({name: gzip.compress(b"x", mtime=0)}),
                 f"wrong checksum: .* is {hashlib.sha256(b'x').hexdigest()}, not",
             ),
             (lambda mirror, name: mirror.answers.update({name: b"<html>log in"}), "not a sound gzip file"),
