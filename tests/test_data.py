@@ -87,7 +87,10 @@ class TestReadIdx:
             (b"\0\0\x08", "is truncated: 3 bytes"),
             (b"\x89PNG\r\n", "is not an IDX file: it starts with 89 50 4e 47, not with 00 00"),
             (b"\0\1\x08\1\0\0\0\0", "is not an IDX file: it starts with 00 01 08 01"),
-            (gzip.compress(b"x", mtime=0), r"is not an IDX file: .* as a compressed file does; let its name end in \.gz"),
+            (
+                gzip.compress(b"x", mtime=0),
+                r"is not an IDX file: .* as a compressed file does; let its name end in \.gz",
+            ),
             (lzma.compress(b"x"), r"is not an IDX file: .* let its name end in \.xz"),
             (b"\0\0\x0a\1\0\0\0\0", "has the unknown IDX type code 0x0a; known are 0x08, 0x09, 0x0b"),
             (b"\0\0\x08\0\0", "claims 0 dimensions; 1 to 8 are allowed"),

@@ -164,7 +164,7 @@ def _percent(share: float) -> str:
 
 def _duration(seconds: float) -> str:
     """
-    >>> _duration(42.0), _duration(245.1), _duration(7300.0)
+    >>> _duration(42.0), _duration(245.1), _duration(7330.0)
     ('42 s', '4 min 5 s', '2 h 2 min')
     """
     minutes, rest = divmod(round(seconds), 60)
