@@ -1,6 +1,20 @@
-"""What can't be collected everywhere."""
+"""What can't be collected everywhere, and what no test may leave to the next."""
 
 import importlib.util
+import sys
+from collections.abc import Iterator
+
+import pytest
 
 # Kernels in triton, which comes with torch for GPUs alone.
 collect_ignore = [] if importlib.util.find_spec("triton") else ["src/bayeszip/variational/gpu_kernels.py"]
+
+
+@pytest.fixture(autouse=True)
+def modules_of_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Networks and loaders that a test wrote into its folder are not found by another one of the same name."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
