@@ -22,8 +22,11 @@ __all__ = [
     "JsonOption",
     "ModelArgument",
     "OutputOption",
+    "PretrainOption",
+    "RecipeOption",
     "SeedOption",
     "SettingsOption",
+    "WeightsOption",
     "app",
     "command",
 ]
@@ -50,6 +53,16 @@ DataOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+RecipeOption = Annotated[str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")]
+WeightsOption = Annotated[
+    Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
+]
+PretrainOption = Annotated[
+    bool | None,
+    typer.Option(
+        help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of all random numbers.")]
 SettingsOption = Annotated[
     list[str] | None,

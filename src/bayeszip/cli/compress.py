@@ -15,8 +15,11 @@ from bayeszip.cli.base import (
     JsonOption,
     ModelArgument,
     OutputOption,
+    PretrainOption,
+    RecipeOption,
     SeedOption,
     SettingsOption,
+    WeightsOption,
     command,
 )
 from bayeszip.errors import RecipeError, TargetError
@@ -42,18 +45,9 @@ def compress(
     model: ModelArgument,
     output: OutputOption,
     data: DataOption = "mnist",
-    recipe: Annotated[
-        str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")
-    ] = "vd+sws",
-    weights: Annotated[
-        Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
-    ] = None,
-    pretrain: Annotated[
-        bool | None,
-        typer.Option(
-            help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
-        ),
-    ] = None,
+    recipe: RecipeOption = "vd+sws",
+    weights: WeightsOption = None,
+    pretrain: PretrainOption = None,
     settings: SettingsOption = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.")

@@ -12,8 +12,11 @@ from bayeszip.cli.base import (
     DeviceOption,
     JsonOption,
     ModelArgument,
+    PretrainOption,
+    RecipeOption,
     SeedOption,
     SettingsOption,
+    WeightsOption,
     command,
 )
 from bayeszip.errors import RecipeError
@@ -61,18 +64,9 @@ def sweep(
         ),
     ] = None,
     data: DataOption = "mnist",
-    recipe: Annotated[
-        str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")
-    ] = "quick",
-    weights: Annotated[
-        Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
-    ] = None,
-    pretrain: Annotated[
-        bool | None,
-        typer.Option(
-            help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
-        ),
-    ] = None,
+    recipe: RecipeOption = "quick",
+    weights: WeightsOption = None,
+    pretrain: PretrainOption = None,
     settings: SettingsOption = None,
     margin: Annotated[
         float,
