@@ -116,8 +116,6 @@ def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
                 raise AssertionError(f"{snippet} fails: {type(error).__name__}: {error}") from error
     for name in ("net.bayz", "report.html", "net.onnx", "sweep/front.svg"):
         assert (tmp_path / name).stat().st_size > 0
-    sys.modules.pop("nets", None)
-    sys.modules.pop("mydata", None)
 
 
 def test_commands_named_anywhere_in_the_guide_exist():

@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 
 from bayeszip.data import Batches
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats
+from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats, survivors
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, record, reduced_precision, strides
 from bayeszip.fitting.shared_values import Places, spread
@@ -346,7 +346,7 @@ class _Mixtures:
         self.priors = [_needed(member.prior) for member in members]
         if phases[0].reseed:
             for member, prior in zip(members, self.priors, strict=True):
-                prior.reseed(_survivors(member.network))
+                prior.reseed(survivors(tuple(variational_weights(member.network))))
         nothing = [0.0] * len(members)
         self.means = _Rows([p.means for p in self.priors], [phase.rate_means for phase in phases], nothing)
         precisions = [0.0 if phase.std_first else phase.rate_log_precisions for phase in phases]
@@ -452,12 +452,6 @@ def _shuffled(batches: Batches) -> Tensor:
     order, _ = batches.begin_pass()
     batches.end_pass()
     return torch.arange(batches.n_examples, device=batches.inputs.device) if order is None else order
-
-
-@torch.no_grad()
-def _survivors(network: nn.Module) -> Tensor:
-    weights = variational_weights(network)
-    return torch.cat([w.theta[log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA].flatten() for w in weights])
 
 
 def _check_alike(phases: Sequence[Phase]) -> None:

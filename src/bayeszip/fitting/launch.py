@@ -1,6 +1,7 @@
 """Whether this process was launched alone or with others, by `accelerate launch` or `torchrun`, and its engine."""
 
 import os
+import sys
 
 import torch
 
@@ -56,6 +57,13 @@ def _processes() -> int:
 
 
 def leave() -> None:
-    """At the end of a program: part from the other processes in good order, if there are any."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    """At the end of a program: part from the other processes in good order, if there are any. Does not return then."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    # Together: none is gone while another still needs it.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Past the interpreter's own end: in it, threads of the group that something still holds abort the process at times.
+    os._exit(0)
