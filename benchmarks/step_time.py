@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,9 +41,11 @@ SWS = Phase(name="vd+sws", epochs=2, tau1=1.0, tau2=0.02)
 class NaivePrior(MixturePrior):
     """Every component at every weight, by autograd: D × K in time and in memory."""
 
-    def log_prob(self, *thetas: Tensor, method: str = "exact", scale: float = 1.0) -> Tensor:
+    def add_gradients(self, thetas: Sequence[Tensor], scale: float | Tensor) -> Tensor:
         theta = torch.cat([theta.flatten() for theta in thetas])
-        return log_mixture(theta, *self.components()).sum() * scale
+        value = log_mixture(theta, *self.components()).sum() * scale
+        value.backward()
+        return value.detach()
 
 
 class Stopwatch(Watcher):

@@ -16,7 +16,7 @@ from bayeszip.variational.layers import Live, VariationalLayer
 __all__ = ["compact", "expand"]
 
 #: Layers are compacted if at most this share of the weights computed so far would be left: new shapes cost time too.
-WORTHWHILE = 0.8
+WORTHWHILE = 0.95
 
 #: What happened to a parameter, for whatever else has its shape, such as an optimizer's state.
 Selection = Callable[[Tensor], Tensor]
