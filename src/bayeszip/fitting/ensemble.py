@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayeszip.data import Batches
-from bayeszip.errors import ModelError, RecipeError
+from bayeszip.errors import ModelError, RecipeError, TrainingError
 from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats, survivors
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, record, reduced_precision, strides
@@ -292,7 +292,7 @@ class _Together:
         """What the epoch came to, for each member."""
         means = (self.sums / steps).tolist()
         if not torch.isfinite(self.theta.values).all():
-            raise RecipeError(
+            raise TrainingError(
                 f"phase {self.phase.name}, epoch {epoch + 1}: weights are no longer finite; lower the rates"
             )
         accuracies = self._accuracies()
