@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 # Kernels in triton, which comes with torch for GPUs alone.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/bayeszip/variational/gpu_kernels.py"]
+KERNELS = ["src/bayeszip/variational/gpu_kernels.py", "src/bayeszip/variational/gpu_layers.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else KERNELS
 
 
 @pytest.fixture(autouse=True)

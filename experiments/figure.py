@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import Recipe, recipe
-from runs import Bench, Run, note_seconds, parser
+from bench import Bench, note_seconds
+from runs import Run, parser
 
 _TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
 

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import recipe
-from runs import Bench, Run, note_seconds, parser
+from bench import Bench, note_seconds
+from runs import Run, parser
 
 MODELS = ("lenet-300-100", "lenet-5")
 METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")

@@ -31,7 +31,7 @@ def reproduce(
     only: Annotated[str, typer.Option(help="Only runs whose name contains this, such as lenet-5 or vd+sws.")] = "",
     epochs_scale: Annotated[float | None, typer.Option(help="Factor on all epochs, for a trial.")] = None,
     together: Annotated[
-        int | None, typer.Option(min=1, help="Networks trained at once, as one batched model [16 on a GPU].")
+        int | None, typer.Option(min=1, help="Networks trained at once, as one batched model [32 on a GPU].")
     ] = None,
     render_only: Annotated[bool, typer.Option("--render-only", help="Only render pages from the records.")] = False,
 ) -> None:

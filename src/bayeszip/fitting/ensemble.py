@@ -8,6 +8,7 @@ A small network leaves a GPU waiting for its next order. Here the parameters of 
 Each network has its own order of batches, noise, teacher, mixture and settings; what a step consists of is the same.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,13 @@ from bayeszip.data import Batches
 from bayeszip.errors import ModelError, RecipeError, TrainingError
 from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats, survivors
 from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, record, reduced_precision, strides
+from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, own_stream, record, reduced_precision, strides
 from bayeszip.fitting.shared_values import Places, spread
 from bayeszip.fitting.steps import Dials, dials_at
 from bayeszip.tensors import QuantizedTensor
+from bayeszip.variational.convert import to_variational
 from bayeszip.variational.distributions import log_alpha, log_gamma_density
-from bayeszip.variational.layers import VariationalLayer, variational_weights
+from bayeszip.variational.layers import VariationalLayer, on_triton, variational_weights
 from bayeszip.variational.mixture import MixturePrior, components_of, mixtures_with_gradients
 from bayeszip.variational.objective import kl_rows_with_slopes
 
@@ -121,23 +123,28 @@ class _Rows:
     def __init__(self, rows: Sequence[Tensor], rates: Sequence[float], weight_decay: Sequence[float]) -> None:
         self.values = torch.stack([row.detach().float() for row in rows]).requires_grad_()
         self._first, self._second = torch.zeros_like(self.values), torch.zeros_like(self.values)
-        self._rates = torch.tensor(rates, device=self.values.device).unsqueeze(1)
-        self._decay = torch.tensor(weight_decay, device=self.values.device).unsqueeze(1)
-        self._decays = any(weight_decay)
+        self._rates = torch.tensor(rates, device=self.values.device)
+        self._decay = torch.tensor(weight_decay, device=self.values.device)
         self._trained = any(rates)
 
     @torch.no_grad()
-    def step(self, rate: Tensor, correction: tuple[Tensor, Tensor]) -> None:
-        """One step of Adam, at `rate` (a row each) times the row's own."""
+    def step(self, rate: Tensor, corrections: tuple[Tensor, Tensor]) -> None:
+        """One step of Adam, at `rate` (a row each) times the row's own; `corrections`: 1 − β₁ᵗ and √(1 − β₂ᵗ)."""
         gradient = self.values.grad
         if gradient is None or not self._trained:
             return
-        if self._decays:
-            gradient = gradient + self._decay * self.values
+        rates = self._rates * rate
+        if on_triton(self.values):
+            from bayeszip.variational.gpu_kernels import adam_step
+
+            state = (self.values, gradient.contiguous(), self._first, self._second)
+            adam_step(*state, rates, self._decay, corrections, (BETA1, BETA2), EPSILON)
+            return
+        gradient = gradient + self._decay.unsqueeze(1) * self.values
         self._first.lerp_(gradient, 1 - BETA1)
         self._second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        spread = (self._second.sqrt() / correction[1]).add_(EPSILON)
-        self.values.sub_(self._first / spread * (self._rates * rate.unsqueeze(1) / correction[0]))
+        spread = (self._second.sqrt() / corrections[1]).add_(EPSILON)
+        self.values.sub_(self._first / spread * (rates / corrections[0]).unsqueeze(1))
 
 
 class _Together:
@@ -156,7 +163,7 @@ class _Together:
         self.weights = weights
         self.members, self.phases, self.n_data, self.validation = members, phases, n_data, validation
         self.phase = phases[0]
-        self.network = members[0].network
+        self.network = _computing(members[0].network)
         self.device = next(self.network.parameters()).device
         self.layout = _Layout.of(members)
         _check_alike(phases)
@@ -177,6 +184,10 @@ class _Together:
         self._steps = torch.zeros((), device=self.device)
 
     def run(self, on_epoch: Callable[[], None]) -> None:
+        with own_stream(self.device):
+            self._run(on_epoch)
+
+    def _run(self, on_epoch: Callable[[], None]) -> None:
         batches = self.members[0].batches
         full = batches.n_examples // batches.batch_size
         self._line = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -245,9 +256,9 @@ class _Together:
         if self.mixtures is not None:
             parts[2], parts[3] = self.mixtures.add_gradients(self._gaussian(), self.theta, tau2 / self.n_data, std)
         self._steps += 1
-        correction = 1 - BETA1**self._steps, (1 - BETA2**self._steps).sqrt()
+        corrections = 1 - BETA1**self._steps, (1 - BETA2**self._steps).sqrt()
         for stack in (*stacks, *(self.mixtures.trained() if self.mixtures else ())):
-            stack.step(rate, correction)
+            stack.step(rate, corrections)
         self.sums += torch.stack(parts)
 
     def _losses(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
@@ -435,6 +446,18 @@ class _Layout:
             for name, parameter in network.named_parameters():
                 if name in stacked:
                     parameter.copy_(stacked[name][row])
+
+
+def _computing(network: nn.Module) -> nn.Module:
+    """The network that computes for all: variational layers, which can do so faster; without noise if it has none."""
+    if any(isinstance(layer, VariationalLayer) for layer in network.modules()):
+        return network
+    copied = copy.deepcopy(network)
+    to_variational(copied)
+    for layer in copied.modules():
+        if isinstance(layer, VariationalLayer):
+            layer.weight_log_sigma2 = layer.bias_log_sigma2 = None
+    return copied
 
 
 def _cut(matrix: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -27,7 +27,7 @@ from bayeszip.fitting.engine import Engine, SingleProcess
 from bayeszip.fitting.evaluation import evaluate
 from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_not_finite
 from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded
+from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded, own_stream
 from bayeszip.fitting.state import (
     Passes,
     load_module_state,
@@ -193,7 +193,7 @@ class Fitting:
         prior = self.problem.prior
         self.engine.begin(self.network, *([] if prior is None else [prior]))
         try:
-            with _own_stream(self.device), self._noise():
+            with own_stream(self.device), self._noise():
                 while self.phase_index < len(self.phases):
                     try:
                         self._run_phase()
@@ -445,20 +445,6 @@ class Fitting:
 def fit(network: nn.Module, batches: Batches, phases: Sequence[Phase], **settings: Any) -> None:
     """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; settings are `Fitting`'s."""
     Fitting(network, batches, phases, **settings).run()
-
-
-@contextlib.contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, work in a stream of one's own: steps can be recorded there, and others don't wait for it."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(before)
-    with torch.cuda.stream(stream):
-        yield
-    before.wait_stream(stream)
 
 
 def _select_in(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter, Callable[[Tensor], Tensor]], None]:

@@ -20,6 +20,7 @@ __all__ = [
     "WARM_UP",
     "RecordedSteps",
     "can_be_recorded",
+    "own_stream",
     "record",
     "reduced_precision",
     "strides",
@@ -183,3 +184,17 @@ def reduced_precision() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU, work in a stream of one's own: steps can be recorded there, and others don't wait for it."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["kl_with_slopes", "mixture_with_slopes", "sampled"]
+__all__ = ["adam_step", "kl_with_slopes", "mixture_with_slopes", "sampled"]
 
 #: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
 KL_BLOCK = 1024
@@ -61,12 +61,12 @@ def mixture_with_slopes(
     rows, size, components = theta.shape[:-1].numel(), theta.shape[-1], means.shape[-1]
     precisions = log_precisions.exp()
     offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
-    width = triton.next_power_of_2(components)
+    width = triton.next_power_of_2(max(1, components - 1))
     programs = triton.cdiv(size, MIXTURE_BLOCK * MIXTURE_ROUNDS)
     by_theta = torch.empty_like(theta)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
-    # For each program: Σ log GM, then for each component Σ r, Σ r·pull, Σ r·pull².
-    sums = torch.empty(rows, programs, 4, width, device=theta.device)
+    # For each program: a line that begins with Σ log GM, then for each component Σ r, Σ r·pull, Σ r·pull².
+    sums = torch.empty(rows, programs, 4, components, device=theta.device)
     _mixture[(programs, rows)](
         theta,
         means,
@@ -81,14 +81,48 @@ def mixture_with_slopes(
         block=MIXTURE_BLOCK,
         rounds=MIXTURE_ROUNDS,
     )
-    total = sums.sum(dim=1, dtype=torch.float64).view(*theta.shape[:-1], 4, width)
+    total = sums.sum(dim=1, dtype=torch.float64).view(*theta.shape[:-1], 4, components)
     density = total[..., 0, 0]
-    mass, first, second = (total[..., line, :components] for line in (1, 2, 3))
+    mass, first, second = (total[..., line, :] for line in (1, 2, 3))
     by_components = [first, 0.5 * (mass - second / precisions), mass]
     return (
         (density * factor).float(),
         [(part * factor.unsqueeze(-1)).float() for part in by_components],
         by_theta,
+    )
+
+
+def adam_step(
+    values: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rates: Tensor,
+    decay: Tensor,
+    corrections: tuple[Tensor, Tensor],
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """A step of Adam on each row of `values`, at its own rate and with its own weight decay; all in place.
+
+    Args:
+        first, second: the moments.
+        corrections: 1 − β₁ᵗ and √(1 − β₂ᵗ).
+    """
+    rows, size = values.shape
+    _adam[(triton.cdiv(size, KL_BLOCK), rows)](
+        values,
+        gradient,
+        first,
+        second,
+        rates,
+        decay,
+        *corrections,
+        size,
+        beta1=betas[0],
+        beta2=betas[1],
+        epsilon=epsilon,
+        block=KL_BLOCK,
     )
 
 
@@ -100,14 +134,17 @@ def sampled(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tens
 
 class _Sampled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
+    def forward(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
         sample = torch.empty_like(mean)
         size = mean.numel()
         grid = (triton.cdiv(size, SAMPLE_BLOCK),)
         _sample[grid](mean, variance, noise, sample, size, floor=floor, block=SAMPLE_BLOCK)
-        ctx.save_for_backward(variance, noise)
-        ctx.floor = floor
         return sample
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, variance, noise, ctx.floor = inputs
+        ctx.save_for_backward(variance, noise)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,6 +157,19 @@ class _Sampled(torch.autograd.Function):
         grid = (triton.cdiv(size, SAMPLE_BLOCK),)
         _sample_slope[grid](variance, noise, gradient, by_variance, size, floor=ctx.floor, block=SAMPLE_BLOCK)
         return gradient, by_variance, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, noise: Tensor, floor: float
+    ) -> tuple[Tensor, int]:
+        """Of many networks at once; what one network alone computes has no such dimension and is the same for all."""
+        parts = (mean, variance, noise)
+        rows = [
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip(parts, in_dims[:3], strict=True)
+        ]
+        sample: Tensor = _Sampled.apply(*(part.contiguous() for part in rows), floor)
+        return sample, 0
 
 
 @triton.jit
@@ -154,6 +204,38 @@ def _sample_slope(
     deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
     pulled = tl.load(gradient + place, mask=inside, other=0.0) * tl.load(noise + place, mask=inside, other=0.0)
     tl.store(by_variance + place, 0.5 * pulled / deviation, mask=inside)
+
+
+@triton.jit
+def _adam(
+    values: tl.tensor,
+    gradient: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    rates: tl.tensor,
+    decay: tl.tensor,
+    first_correction: tl.tensor,
+    second_correction: tl.tensor,
+    size: tl.tensor,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
+    epsilon: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    row = tl.program_id(1)
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    inside = column < size
+    place = row.to(tl.int64) * size + column
+    value = tl.load(values + place, mask=inside, other=0.0)
+    pulled = tl.load(gradient + place, mask=inside, other=0.0) + tl.load(decay + row) * value
+    mean = tl.load(first + place, mask=inside, other=0.0)
+    mean += (1 - beta1) * (pulled - mean)
+    square = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1 - beta2) * pulled * pulled
+    tl.store(first + place, mean, mask=inside)
+    tl.store(second + place, square, mask=inside)
+    spread = tl.sqrt(square) / tl.load(second_correction) + epsilon
+    rate = tl.load(rates + row) / tl.load(first_correction)
+    tl.store(values + place, value - rate * mean / spread, mask=inside)
 
 
 @triton.jit
@@ -208,15 +290,21 @@ def _mixture(
     rounds: tl.constexpr,
 ) -> None:
     program, row = tl.program_id(0), tl.program_id(1)
-    component = tl.arange(0, width)
+    # The first component, that of zero, by itself: without it there are often as many as a power of two.
+    own = row * components
+    zero_mean, zero_precision = tl.load(means + own), tl.load(precisions + own)
+    zero_offset = tl.load(offsets + own)
+    component = 1 + tl.arange(0, width)
     real = component < components
-    own = row * components + component
-    mean = tl.load(means + own, mask=real, other=0.0)
-    precision = tl.load(precisions + own, mask=real, other=0.0)
-    offset = tl.load(offsets + own, mask=real, other=-float("inf"))
+    mean = tl.load(means + own + component, mask=real, other=0.0)
+    precision = tl.load(precisions + own + component, mask=real, other=0.0)
+    offset = tl.load(offsets + own + component, mask=real, other=-float("inf"))
     scale = tl.load(factor + row)
     density = tl.zeros((block,), tl.float32)
     # Added up for each place in the block and only in the end across them, which threads would have to agree on.
+    zero_mass = tl.zeros((block,), tl.float32)
+    zero_first = tl.zeros((block,), tl.float32)
+    zero_second = tl.zeros((block,), tl.float32)
     mass = tl.zeros((block, width), tl.float32)
     first = tl.zeros((block, width), tl.float32)
     second = tl.zeros((block, width), tl.float32)
@@ -228,18 +316,30 @@ def _mixture(
         deviation = value[:, None] - mean[None, :]
         pull = deviation * precision[None, :]
         joint = offset[None, :] - 0.5 * pull * deviation
-        largest = tl.max(joint, axis=1)
+        zero_pull = (value - zero_mean) * zero_precision
+        zero_joint = zero_offset - 0.5 * zero_pull * (value - zero_mean)
+        largest = tl.maximum(tl.max(joint, axis=1), zero_joint)
         share = tl.exp(joint - largest[:, None])
-        total = tl.sum(share, axis=1)
-        responsibility = tl.where(inside[:, None], share / total[:, None], 0.0)
+        zero_share = tl.exp(zero_joint - largest)
+        total = tl.sum(share, axis=1) + zero_share
+        part = tl.where(inside, 1.0 / total, 0.0)
+        responsibility = share * part[:, None]
         weighted = responsibility * pull
+        zero_responsibility = zero_share * part
+        zero_weighted = zero_responsibility * zero_pull
         density += tl.where(inside, largest + tl.log(total), 0.0)
         mass += responsibility
         first += weighted
         second += weighted * pull
-        tl.store(by_theta + place, -scale * tl.sum(weighted, axis=1), mask=inside)
-    line = sums + (row * tl.num_programs(0) + program) * 4 * width + component
-    tl.store(line, tl.where(component == 0, tl.sum(density, axis=0), 0.0))
-    tl.store(line + width, tl.sum(mass, axis=0))
-    tl.store(line + 2 * width, tl.sum(first, axis=0))
-    tl.store(line + 3 * width, tl.sum(second, axis=0))
+        zero_mass += zero_responsibility
+        zero_first += zero_weighted
+        zero_second += zero_weighted * zero_pull
+        tl.store(by_theta + place, -scale * (tl.sum(weighted, axis=1) + zero_weighted), mask=inside)
+    line = sums + (row * tl.num_programs(0) + program).to(tl.int64) * 4 * components
+    tl.store(line, tl.sum(density, axis=0))
+    tl.store(line + components, tl.sum(zero_mass, axis=0))
+    tl.store(line + 2 * components, tl.sum(zero_first, axis=0))
+    tl.store(line + 3 * components, tl.sum(zero_second, axis=0))
+    tl.store(line + components + component, tl.sum(mass, axis=0), mask=real)
+    tl.store(line + 2 * components + component, tl.sum(first, axis=0), mask=real)
+    tl.store(line + 3 * components + component, tl.sum(second, axis=0), mask=real)

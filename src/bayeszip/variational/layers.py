@@ -112,11 +112,18 @@ class VariationalLayer(nn.Module):
         weight_log_sigma2 = self.weight_log_sigma2
         if weight_log_sigma2 is None or not (self.training and self.noise):
             return self._linear(input, self.weight, self.bias, *context)
+        fused = self._fused(input, self.weight, weight_log_sigma2)
+        if fused is not None:
+            return fused
         mean = self._linear(input, self.weight, self.bias, *context)
         dtype = self.weight.dtype
         bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
         return _sampled(mean, variance, self.generator)
+
+    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
+        """A sample of the output by `gpu_layers`, or its mean without log σ²; None where that can't be or won't pay."""
+        return None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for role in ROLES:
@@ -133,6 +140,13 @@ class VariationalLinear(VariationalLayer, nn.Linear):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return F.linear(input, weight, bias)
+
+    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
+        if not _fits_kernels(input, weight):
+            return None
+        pixels = input.reshape(-1, weight.shape[1], 1, 1)
+        output = _through_kernels(self, pixels, weight, log_sigma2)
+        return None if output is None else output.view(*input.shape[:-1], -1)
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
@@ -159,20 +173,17 @@ class VariationalConv2d(_VariationalConv, nn.Conv2d):
     _channel_dim = -3
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
-        plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        if _is_batched(weight) and plain:
-            return self._by_matrix_product(input, weight, bias)
-        return super()._linear(input, weight, bias)
+        # Of many networks at once `vmap` would make one convolution with groups, which GPUs are slow at.
+        fused = self._fused(input, weight, None) if _is_batched(weight) else None
+        return super()._linear(input, weight, bias) if fused is None else fused
 
-    def _by_matrix_product(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """For many networks at once: `vmap` would make one convolution with groups of them, which GPUs are slow at."""
-        padding: Any = self.padding
-        patches = F.unfold(input, self.kernel_size, self.dilation, padding, self.stride).transpose(1, 2)
-        reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
-        height = (input.shape[2] + 2 * padding[0] - reach) // self.stride[0] + 1
-        product = F.linear(patches.reshape(-1, patches.shape[2]), weight.flatten(1), bias)
-        product = product.view(*patches.shape[:2], -1).transpose(1, 2)
-        return product.unflatten(2, (height, patches.shape[1] // height))
+    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
+        plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if not (plain and input.dim() == 4 and _fits_kernels(input, weight)):
+            return None
+        return _through_kernels(
+            self, input, weight, log_sigma2, self.kernel_size, self.stride, self.padding, self.dilation
+        )
 
 
 class VariationalConv3d(_VariationalConv, nn.Conv3d):
@@ -243,9 +254,30 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
 }
 
 
+def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
+    """Whether the fused kernels take these: on a GPU, in float32, with nothing that would have them otherwise."""
+    exact = input.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    return exact and on_triton(input, batched=True)
+
+
+def _through_kernels(
+    layer: VariationalLayer, input: Tensor, weight: Tensor, log_sigma2: Tensor | None, *geometry: Any
+) -> Tensor | None:
+    from bayeszip.variational import gpu_layers
+
+    shape = gpu_layers.Geometry(*geometry)
+    if not (_is_batched(weight) or gpu_layers.pays(input, len(weight), shape)):
+        return None
+    kernels = weight.view(*weight.shape[:2], *shape.kernel)
+    if log_sigma2 is None:
+        return gpu_layers.plain(input, kernels, layer.bias, shape)
+    deviations = (log_sigma2.view_as(kernels), layer.bias, layer.bias_log_sigma2)
+    return gpu_layers.sampled(input, kernels, *deviations, shape, VARIANCE_FLOOR, layer.generator)
+
+
 def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
     """mean + ε√variance with standard normal ε."""
-    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean):
+    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean, batched=True):
         from bayeszip.variational import gpu_kernels
 
         noise = standard_normal_like(variance, generator)
@@ -256,9 +288,9 @@ def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) 
     return mean + (deviation * standard_normal_like(deviation, generator)).to(mean.dtype)
 
 
-def on_triton(tensor: Tensor) -> bool:
-    """Whether kernels written in triton can take it; elsewhere torch's own do."""
-    plain = not (torch.compiler.is_compiling() or _is_batched(tensor))
+def on_triton(tensor: Tensor, batched: bool = False) -> bool:
+    """Whether kernels written in triton can take it, those over which `vmap` runs too (`batched`); else torch's do."""
+    plain = not torch.compiler.is_compiling() and (batched or not _is_batched(tensor))
     return tensor.is_cuda and plain and importlib.util.find_spec("triton") is not None
 
 
