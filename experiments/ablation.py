@@ -27,23 +27,27 @@ SEEDS = {"lenet-300-100": 5, "lenet-5": 2}
 EPOCHS_SCALE = {"lenet-300-100": 1.0, "lenet-5": 0.5}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    runs = [
+def planned(seeds: int = 5, epochs_scale: float = 1.0) -> list[Run]:
+    return [
         Run(
             f"{model} {part} seed-{seed}".replace(" ", "_"),
             model,
             recipe("vd" if part.endswith(": vd") else "vd+sws").override(
-                *settings.split(), f"epochs_scale={EPOCHS_SCALE[model] * options.epochs_scale}"
+                *settings.split(), f"epochs_scale={EPOCHS_SCALE[model] * epochs_scale}"
             ),
             seed,
         )
         for model in SEEDS
         for part, settings in PARTS.items()
-        for seed in range(min(SEEDS[model], options.seeds))
+        for seed in range(min(SEEDS[model], seeds))
     ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
     bench = Bench(options.device, options.pretrained, options.together)
-    note_seconds("ablation", bench, bench.record("ablation", [run for run in runs if options.only in run.name]))
+    note_seconds("ablation", bench, bench.record("ablation", runs))
 
 
 if __name__ == "__main__":

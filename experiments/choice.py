@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bayeszip.recipe import recipe
 from bench import Bench, note_seconds
+from figure import FROM
 from runs import RESULTS, Run, Trained, coded, paper_bytes, parser
 
 MODEL = "lenet-300-100"
@@ -21,34 +22,58 @@ _TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillat
 #: For each method settings as `--set` takes them, changed in its recipe.
 VARIED: dict[str, Sequence[str]] = {
     "vd+sws": [
-        f"all.tau1={tau1} vd.rate_log_sigma2={rate} mixture.components={components} {distillation}".strip()
-        for tau1 in (0.3, 0.5, 0.7, 1)
-        for rate in (1e-3, 5e-4)
-        for distillation in ("", _TAUGHT)
-        for components in (17, 33)
+        *(
+            f"all.tau1={tau1} vd.rate_log_sigma2={rate} mixture.components={components} {distillation}".strip()
+            for tau1 in (0.3, 0.5, 0.7, 1)
+            for rate in (1e-3, 5e-4)
+            for distillation in ("", _TAUGHT)
+            for components in (17, 33)
+        ),
+        *(
+            f"all.tau1=0.7 mixture.components=33 {settings}"
+            for settings in (
+                "vd+sws.std_last=0.003",
+                "vd+sws.std_last=0.0015",
+                "vd+sws.tau1=0.35",
+                "vd+sws.tau2=0.05",
+                "closing.epochs=30",
+            )
+        ),
     ],
     "sws": [
         *(f"all.tau2={tau2}" for tau2 in (0.01, 0.02, 0.03, 0.05)),
         *(f"all.tau2={tau2} {_TAUGHT}" for tau2 in (0.02, 0.03)),
         *(f"all.tau2={tau2} all.rate_theta=1e-3 all.rate_means=1e-3" for tau2 in (0.02, 0.03)),
+        *(
+            f"all.std_first={first} all.std_last={last} mixture.components={components}"
+            for components in (17, 33)
+            for first, last in ((0.015, 0.004), (0.02, 0.004), (0.02, 0.002), (0.03, 0.003))
+        ),
     ],
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, seeds=2).parse_args(arguments)
-    done = {(line["method"], line["settings"], line["seed"]) for line in lines()}
-    runs = [
+def planned(seeds: int = 2, epochs_scale: float = 1.0) -> list[Run]:
+    return [
         Run(
             f"{method} {settings}",
             MODEL,
-            recipe(method).override(*settings.split(), f"epochs_scale={options.epochs_scale}"),
+            recipe(method).override(*FROM[method].split(), *settings.split(), f"epochs_scale={epochs_scale}"),
             seed,
         )
         for method, varied in VARIED.items()
         for settings in varied
-        for seed in range(options.seeds)
-        if options.only in f"{method} {settings}" and (method, settings, seed) not in done
+        for seed in range(seeds)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, seeds=2).parse_args(arguments)
+    done = {(f"{line['method']} {line['settings']}", line["seed"]) for line in lines()}
+    runs = [
+        run
+        for run in planned(options.seeds, options.epochs_scale)
+        if options.only in run.name and (run.name, run.seed) not in done
     ]
     (RESULTS / "choice").mkdir(parents=True, exist_ok=True)
     bench = Bench(options.device, options.pretrained, options.together)

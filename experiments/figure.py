@@ -8,7 +8,7 @@ Settings of the table were chosen from the validation accuracies of these runs.
 import sys
 from collections.abc import Sequence
 
-from bayeszip.recipe import Recipe, recipe
+from bayeszip.recipe import recipe
 from bench import Bench, note_seconds
 from runs import Run, parser
 
@@ -35,29 +35,42 @@ VARIED: dict[str, Sequence[str]] = {
         *(f"all.tau2={tau2} mixture.zero_proportion=0.99" for tau2 in (0.03, 0.1)),
         *(f"all.tau2={tau2} mixture.zero_proportion=0.9999" for tau2 in (0.03, 0.1)),
         *(f"all.tau2={tau2} all.rate_theta=2e-3 all.rate_means=2e-3" for tau2 in (0.03, 0.1)),
+        *(
+            f"all.std_first={first} all.std_last={last} mixture.components={components}"
+            for components in (17, 33)
+            for first, last in ((0.015, 0.004), (0.02, 0.004), (0.02, 0.002), (0.03, 0.003))
+        ),
     ],
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, seeds=1, epochs_scale=0.6).parse_args(arguments)
-    runs = [
+#: What they are changed from: the recipes before anything was chosen from these runs.
+FROM = {
+    "vd+sws": "all.tau1=1 mixture.components=17",
+    "vd": "all.tau1=1",
+    "sws": "all.std_first=0 all.std_last=0 mixture.components=17",
+}
+
+
+def planned(seeds: int = 1, epochs_scale: float = 0.6) -> list[Run]:
+    return [
         Run(
             f"{method} {settings} seed-{seed}".replace(" ", "_"),
             "lenet-5",
-            _settings(method, settings, options.epochs_scale),
+            recipe(method).override(*FROM[method].split(), *settings.split(), f"epochs_scale={epochs_scale}"),
             seed,
         )
         for method, varied in VARIED.items()
         for settings in varied
-        for seed in range(options.seeds)
+        for seed in range(seeds)
     ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, seeds=1, epochs_scale=0.6).parse_args(arguments)
+    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
     bench = Bench(options.device, options.pretrained, options.together)
-    note_seconds("figure", bench, bench.record("figure", [run for run in runs if options.only in run.name]))
-
-
-def _settings(method: str, settings: str, epochs_scale: float) -> Recipe:
-    return recipe(method).override(*settings.split(), f"epochs_scale={epochs_scale}")
+    note_seconds("figure", bench, bench.record("figure", runs))
 
 
 if __name__ == "__main__":

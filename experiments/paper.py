@@ -24,7 +24,7 @@ TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
 COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
 
 
-def table_section(runs: Runs) -> list[str]:
+def table_section(runs: Runs, taken: Runs) -> list[str]:
     """Both networks by all methods; empty if there are no runs."""
     if not runs:
         return []
@@ -37,6 +37,7 @@ def table_section(runs: Runs) -> list[str]:
         "header and graph included. Recipes beginning with `paper-` follow the paper to the letter. L2 is the",
         "pretrained network: its accuracy is that of 64 shared values, its size in the paper's accounting that of",
         "dense float32.",
+        *([seconds_line(taken)] if taken else []),
         "",
     ]
     for model, printed in PRINTED.items():
@@ -56,6 +57,77 @@ def table_section(runs: Runs) -> list[str]:
                 lines.append(_row(name, group, printed[name.removeprefix("paper-")]))
         lines.append("")
     return lines
+
+
+def seconds_line(taken: Sequence[dict[str, Any]]) -> str:
+    """What an experiment took, from its `seconds.json`."""
+    devices = sorted({entry["device"] for entry in taken})
+    return (
+        f"All of it took {sum(entry['seconds'] for entry in taken):.0f} s, coding included, on {' and '.join(devices)}."
+    )
+
+
+def ablation_section(runs: Runs, parts: Sequence[str]) -> list[str]:
+    """Both networks without each part of the recipe; empty if there are no runs."""
+    if not runs:
+        return []
+    lines = [
+        "## What each part is for",
+        "",
+        "`python experiments/ablation.py`. The recipe `vd+sws` with one part left out, or as in the paper; mean and",
+        "standard deviation over seeds. LeNet-5 in half of the epochs. The snap: what accuracy on validation images",
+        "changes by from the last epoch before weights are quantized to the file.",
+        "",
+        "| network | without | seeds | test accuracy, % | validation, % | the snap | bytes | times smaller |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model in PRINTED:
+        for part in parts:
+            name = f"{model} {part} seed-".replace(" ", "_")
+            group = [run for run in runs if run["folder"].rpartition("/")[2].startswith(name)]
+            if group:
+                lines.append(_ablation_row(TITLES[model], part, group))
+    return [*lines, ""]
+
+
+def _ablation_row(title: str, part: str, runs: Runs) -> str:
+    cells = [
+        title,
+        part,
+        str(len(runs)),
+        _spread([100 * run["accuracy"] for run in runs], ".2f"),
+        _spread([100 * run["validation_accuracy"] for run in runs], ".2f"),
+        f"{statistics.mean(100 * (run['validation_accuracy'] - run['accuracy_trained']) for run in runs):+.2f}",
+        _spread([run["bytes"] for run in runs], ",.0f"),
+        _spread([run["ratio"] for run in runs], ".0f"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def choice_section(lines: Runs) -> list[str]:
+    """The sweep from which LeNet-300-100's settings were chosen; empty if there is none."""
+    if not lines:
+        return []
+    groups: dict[tuple[str, str], Runs] = {}
+    for line in lines:
+        groups.setdefault((line["method"], line["settings"]), []).append(line)
+    page = [
+        "## How settings were chosen",
+        "",
+        "`python experiments/choice.py`: LeNet-300-100, two seeds each, judged on the 5,000 validation images alone;",
+        "settings as `--set` takes them. LeNet-5's are those of the figure.",
+        "",
+        "| recipe | settings | validation accuracy, % | bytes |",
+        "|---|---|---|---|",
+    ]
+    for (method, settings), group in sorted(groups.items(), key=lambda item: (item[0][0], _mean_bytes(item[1]))):
+        accuracy = statistics.mean(100 * line["validation_accuracy"] for line in group)
+        page.append(f"| `{method}` | `{settings}` | {accuracy:.2f} | {_mean_bytes(group):,.0f} |")
+    return [*page, ""]
+
+
+def _mean_bytes(lines: Runs) -> float:
+    return statistics.mean(line["bytes"] for line in lines)
 
 
 def _row(name: str, runs: Runs, printed: tuple[float, float, float]) -> str:
@@ -91,7 +163,7 @@ def front(runs: Runs) -> Runs:
     return best
 
 
-def figure_section(runs: Runs, picture: str) -> list[str]:
+def figure_section(runs: Runs, picture: str, taken: Runs) -> list[str]:
     """The picture, and the runs on the fronts."""
     if not runs:
         return []
@@ -100,6 +172,7 @@ def figure_section(runs: Runs, picture: str) -> list[str]:
         "",
         "`bayeszip reproduce figure`. LeNet-5 by the three methods as their settings vary, one seed each; lines join",
         "what no other run of the method beats in both.",
+        *([seconds_line(taken)] if taken else []),
         "",
         f"![Accuracy against compression of LeNet-5]({picture})",
         "",

@@ -13,7 +13,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from paper import draw_figure, figure_section, table_section
+import choice
+from ablation import PARTS
+from paper import ablation_section, choice_section, draw_figure, figure_section, table_section
 
 ROOT = Path(__file__).resolve().parents[1]
 FP32_BYTES = {"lenet-300-100": 4 * 266_610}
@@ -65,9 +67,19 @@ def read(folder: Path) -> Runs:
     runs = []
     for path in sorted(folder.glob("*/result.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
-        del run["history"]
-        runs.append(run | {"folder": str(path.parent.relative_to(ROOT))})
+        closing = run["recipe"]["closing"]["name"]
+        trained = [epoch["accuracy"] for epoch in run.pop("history") if epoch["phase"] != closing]
+        run["folder"] = str(path.parent.relative_to(ROOT))
+        # On validation images, before weights were quantized.
+        run["accuracy_trained"] = trained[-1] if trained else run["validation_accuracy_before"]
+        runs.append(run)
     return runs
+
+
+def seconds(experiment: str) -> Runs:
+    """What an experiment took, piece by piece."""
+    path = ROOT / "results" / experiment / "seconds.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def by_tau1(runs: Runs) -> dict[float, Runs]:
@@ -93,8 +105,10 @@ def results_page(quick: dict[float, Runs], quoted: Runs) -> str:
             "Sizes are those of whole files; accuracies are those of the decoded files on MNIST's test set. Settings",
             "were chosen on the 5,000 validation images. `bayeszip evaluate FILE` repeats each figure.",
             "",
-            *table_section(read(ROOT / "results" / "table")),
-            *figure_section(read(ROOT / "results" / "figure"), FIGURE),
+            *table_section(read(ROOT / "results" / "table"), seconds("table")),
+            *figure_section(read(ROOT / "results" / "figure"), FIGURE, seconds("figure")),
+            *ablation_section(read(ROOT / "results" / "ablation"), list(PARTS)),
+            *choice_section(choice.lines()),
             "## LeNet-300-100 with the recipe `quick`",
             "",
             "Mean and standard deviation over seeds.",

@@ -39,8 +39,8 @@ class Run:
 
     @cached_property
     def settings(self) -> Recipe:
-        """The recipe with its epochs as they are."""
-        return self.recipe.scaled()
+        """The recipe with its epochs as they are; pretrained networks are shared, whatever the factor on epochs."""
+        return dataclasses.replace(self.recipe.scaled(), pretraining=self.recipe.pretraining)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     bayeszip reproduce table         (or python experiments/table.py [--device cuda] [--only lenet-5])
 
 Besides our recipes the paper's own, to the letter. Settings were chosen on validation images, from the runs of
-`figure.py`.
+`choice.py` and `figure.py`.
 """
 
 import sys
@@ -17,21 +17,20 @@ MODELS = ("lenet-300-100", "lenet-5")
 METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    runs = [
-        Run(
-            f"{model}-{method}-seed-{seed}",
-            model,
-            recipe(method).override(f"epochs_scale={options.epochs_scale}"),
-            seed,
-        )
+def planned(seeds: int = 5, epochs_scale: float = 1.0) -> list[Run]:
+    return [
+        Run(f"{model}-{method}-seed-{seed}", model, recipe(method).override(f"epochs_scale={epochs_scale}"), seed)
         for model in MODELS
         for method in METHODS
-        for seed in range(options.seeds)
+        for seed in range(seeds)
     ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
     bench = Bench(options.device, options.pretrained, options.together)
-    note_seconds("table", bench, bench.record("table", [run for run in runs if options.only in run.name]))
+    note_seconds("table", bench, bench.record("table", runs))
 
 
 if __name__ == "__main__":

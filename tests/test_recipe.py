@@ -108,7 +108,6 @@ def test_epochs_scale_shortens_every_phase_and_drops_none():
         ("vd.noise=perhaps", "vd.noise must be true or false"),
         ("vd.noise=false", "needs noise=true"),
         ("vd.schedule=zigzag", "vd.schedule must be one of constant, linear, cosine"),
-        ("vd.std_first=0.1", "both std_first and std_last"),
         ("mixture.zero_proportion=1", "between 0 and 1"),
         ("quantization.codebook_bits=24", "16 or 32"),
         ("coding.coder=zip", "must be one of default, context, csr-huffman"),

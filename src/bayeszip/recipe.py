@@ -241,6 +241,9 @@ _SWS = Phase(
     rate_theta=5e-4,
     rate_means=5e-4,
     schedule="linear",
+    # Wider than the hyper-prior has them at the start: the one at zero then reaches more weights.
+    std_first=0.012,
+    std_last=0.004,
 )
 _CLOSING = dataclasses.replace(_NO_CLOSING, epochs=10, distillation=0.5)
 
@@ -262,7 +265,8 @@ RECIPES: dict[str, Recipe] = _named(
             name="vd+sws",
             batch_size=256,
             pretraining=(_L2,),
-            phases=(_VD, _VD_SWS),
+            phases=(dataclasses.replace(_VD, tau1=0.7), dataclasses.replace(_VD_SWS, tau1=0.7)),
+            mixture=MixtureStart(components=33),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),
@@ -270,7 +274,7 @@ RECIPES: dict[str, Recipe] = _named(
             name="vd",
             batch_size=256,
             pretraining=(_L2,),
-            phases=(_VD,),
+            phases=(dataclasses.replace(_VD, tau1=0.7),),
             quantization=Quantization(assignment="fit", prune_rate=0.95, components=32, codebook_bits=16),
             closing=_CLOSING,
         ),
@@ -279,6 +283,7 @@ RECIPES: dict[str, Recipe] = _named(
             batch_size=256,
             pretraining=(_L2,),
             phases=(_SWS,),
+            mixture=MixtureStart(components=33),
             quantization=Quantization(codebook_bits=16),
             closing=_CLOSING,
         ),

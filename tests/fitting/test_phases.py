@@ -6,6 +6,7 @@ import pytest
 
 from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
+from bayeszip.fitting.steps import dials_at
 
 
 def test_rates_are_table_3s():
@@ -26,7 +27,6 @@ def test_every_field_is_documented():
         ({"tau1": float("nan")}, "p.tau1 must be finite"),
         ({"tau1_ramp": 1.5}, "p.tau1_ramp must be between 0 and 1, not 1.5"),
         ({"schedule": "steps"}, "p.schedule must be one of constant, linear, cosine, not 'steps'"),
-        ({"std_first": 0.1}, "p: give both std_first and std_last, or neither"),
         ({"noise": False, "tau1": 1.0}, "p: τ₁ weighs the posterior's divergence, which needs noise=true"),
         ({"epochs": 1.5}, "p.epochs must be of type int"),
     ],
@@ -34,3 +34,10 @@ def test_every_field_is_documented():
 def test_what_is_refused(values, message):
     with pytest.raises(RecipeError, match=message):
         Phase(name="p", **values)
+
+
+def test_components_are_tightened_or_held():
+    tightened, held = Phase(std_first=0.1, std_last=0.001), Phase(std_first=0.1)
+    assert [dials_at(tightened, done).std for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.01, 0.001])
+    assert [dials_at(held, done).std for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.1, 0.1])
+    assert dials_at(Phase(std_last=0.001), 0.5).std == 0

@@ -39,7 +39,9 @@ class Phase:
         "hold the components at this standard deviation at the start (0: λ is learnt under its hyper-prior)",
         at_least(0),
     )
-    std_last: float = setting(0.0, "…and tighten them evenly in ratio to this at the end", at_least(0))
+    std_last: float = setting(
+        0.0, "…and tighten them evenly in ratio to this at the end (0: hold them to the end)", at_least(0)
+    )
     compact_every: int = setting(
         0,
         "each so many epochs stop computing rows, columns and channels whose weights are all pruned (0: never)",
@@ -48,7 +50,5 @@ class Phase:
 
     def __post_init__(self) -> None:
         check(self, self.name or "phase")
-        if (self.std_first > 0) != (self.std_last > 0):
-            raise RecipeError(f"{self.name}: give both std_first and std_last, or neither")
         if self.tau1 and not self.noise:
             raise RecipeError(f"{self.name}: τ₁ weighs the posterior's divergence, which needs noise=true")

@@ -49,7 +49,7 @@ def dials_at(phase: Phase, done: float, strength: float = 1.0) -> Dials:
         SCHEDULES[phase.schedule](done),
         strength * phase.tau1 * ramp(done, phase.tau1_ramp),
         phase.tau2 * ramp(done, phase.tau2_ramp),
-        geometric(done, phase.std_first, phase.std_last) if phase.std_first else 0.0,
+        geometric(done, phase.std_first, phase.std_last or phase.std_first) if phase.std_first else 0.0,
     )
 
 

@@ -292,8 +292,7 @@ def _mixture(
     program, row = tl.program_id(0), tl.program_id(1)
     # The first component, that of zero, by itself: without it there are often as many as a power of two.
     own = row * components
-    zero_mean, zero_precision = tl.load(means + own), tl.load(precisions + own)
-    zero_offset = tl.load(offsets + own)
+    zero_mean, zero_precision, zero_offset = tl.load(means + own), tl.load(precisions + own), tl.load(offsets + own)
     component = 1 + tl.arange(0, width)
     real = component < components
     mean = tl.load(means + own + component, mask=real, other=0.0)
@@ -323,10 +322,8 @@ def _mixture(
         zero_share = tl.exp(zero_joint - largest)
         total = tl.sum(share, axis=1) + zero_share
         part = tl.where(inside, 1.0 / total, 0.0)
-        responsibility = share * part[:, None]
-        weighted = responsibility * pull
-        zero_responsibility = zero_share * part
-        zero_weighted = zero_responsibility * zero_pull
+        responsibility, zero_responsibility = share * part[:, None], zero_share * part
+        weighted, zero_weighted = responsibility * pull, zero_responsibility * zero_pull
         density += tl.where(inside, largest + tl.log(total), 0.0)
         mass += responsibility
         first += weighted
@@ -337,9 +334,13 @@ def _mixture(
         tl.store(by_theta + place, -scale * (tl.sum(weighted, axis=1) + zero_weighted), mask=inside)
     line = sums + (row * tl.num_programs(0) + program).to(tl.int64) * 4 * components
     tl.store(line, tl.sum(density, axis=0))
-    tl.store(line + components, tl.sum(zero_mass, axis=0))
-    tl.store(line + 2 * components, tl.sum(zero_first, axis=0))
-    tl.store(line + 3 * components, tl.sum(zero_second, axis=0))
-    tl.store(line + components + component, tl.sum(mass, axis=0), mask=real)
-    tl.store(line + 2 * components + component, tl.sum(first, axis=0), mask=real)
-    tl.store(line + 3 * components + component, tl.sum(second, axis=0), mask=real)
+    _store_sums(line + components, zero_mass, mass, component, real)
+    _store_sums(line + 2 * components, zero_first, first, component, real)
+    _store_sums(line + 3 * components, zero_second, second, component, real)
+
+
+@triton.jit
+def _store_sums(line: tl.tensor, zero: tl.tensor, others: tl.tensor, component: tl.tensor, real: tl.tensor) -> None:
+    """What a program added up, for each component."""
+    tl.store(line, tl.sum(zero, axis=0))
+    tl.store(line + component, tl.sum(others, axis=0), mask=real)
