@@ -127,7 +127,8 @@ def sizes(python: str | None) -> list[dict]:
         "30 % of rows × columns": (synthetic(0.3, 0.3), 5, (True, True)),
     }
     files = [HERE / "networks" / f"{name}.bayz" for name in ("lenet-300-100-a", "lenet-300-100-b", "lenet-5")]
-    files += sorted((HERE.parent / "results").glob("*/*-seed-0/net.bayz"))
+    for experiment in ("quick", "table"):
+        files += sorted((HERE.parent / "results" / experiment).glob("*-seed-0/net.bayz"))
     for path in files:
         network = decode(path.read_bytes())
         convolutional = any(len(tensor.shape) == 4 for tensor in network.tensors.values())

@@ -1,7 +1,7 @@
 """The paper's table and figure in Markdown and SVG, ours beside what is printed there."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,41 +59,60 @@ def table_section(runs: Runs, taken: Runs) -> list[str]:
     return lines
 
 
-def seconds_line(taken: Sequence[dict[str, Any]]) -> str:
+def seconds_line(taken: Runs) -> str:
     """What an experiment took, from its `seconds.json`."""
-    devices = sorted({entry["device"] for entry in taken})
-    return (
-        f"All of it took {sum(entry['seconds'] for entry in taken):.0f} s, coding included, on {' and '.join(devices)}."
-    )
+    seconds = sum(entry["seconds"] for entry in taken)
+    devices = " and ".join(sorted({entry["device"] for entry in taken}))
+    return f"All of it took {seconds:.0f} s, coding included, on one {devices}."
 
 
-def ablation_section(runs: Runs, parts: Sequence[str]) -> list[str]:
-    """Both networks without each part of the recipe; empty if there are no runs."""
+def short_table(runs: Runs) -> list[str]:
+    """Our recipes beside the paper's figures, for the README."""
+    lines = [
+        "| network | recipe | test accuracy, % | times smaller, paper's accounting | whole file, bytes | "
+        "times smaller | the paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for model, printed in PRINTED.items():
+        for name in ("sws", "vd", "vd+sws"):
+            group = [run for run in runs if run["model"] == model and run["recipe"]["name"] == name]
+            cells = [
+                TITLES[model],
+                f"`{name}`",
+                _spread([100 * run["accuracy"] for run in group], ".2f"),
+                _spread([4 * run["params"] / run["paper_bytes"] for run in group], ".0f"),
+                _spread([run["bytes"] for run in group], ",.0f"),
+                _spread([run["ratio"] for run in group], ".0f"),
+                f"{printed[name][0]:.2f} %, {printed[name][2]:g}×",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def ablation_section(runs: Runs, parts: Mapping[str, str]) -> list[str]:
+    """What the recipe comes to without each of its parts; empty if there are no runs."""
     if not runs:
         return []
     lines = [
         "## What each part is for",
         "",
-        "`python experiments/ablation.py`. The recipe `vd+sws` with one part left out, or as in the paper; mean and",
-        "standard deviation over seeds. LeNet-5 in half of the epochs. The snap: what accuracy on validation images",
-        "changes by from the last epoch before weights are quantized to the file.",
+        "`python experiments/ablation.py`. LeNet-300-100 by the recipe `vd+sws` with one part left out, or as in the",
+        "paper; mean and standard deviation over seeds. The snap: what accuracy on validation images changes by from",
+        "the last epoch before weights are quantized to the file.",
         "",
-        "| network | without | seeds | test accuracy, % | validation, % | the snap | bytes | times smaller |",
-        "|---|---|---|---|---|---|---|---|",
+        "| without | seeds | test accuracy, % | validation, % | the snap | bytes | times smaller |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for model in PRINTED:
-        for part in parts:
-            name = f"{model} {part} seed-".replace(" ", "_")
-            group = [run for run in runs if run["folder"].rpartition("/")[2].startswith(name)]
-            if group:
-                lines.append(_ablation_row(TITLES[model], part, group))
+    for part, meaning in parts.items():
+        group = [run for run in runs if f"-without-{part}-" in run["folder"]]
+        if group:
+            lines.append(_ablation_row(meaning, group))
     return [*lines, ""]
 
 
-def _ablation_row(title: str, part: str, runs: Runs) -> str:
+def _ablation_row(meaning: str, runs: Runs) -> str:
     cells = [
-        title,
-        part,
+        meaning,
         str(len(runs)),
         _spread([100 * run["accuracy"] for run in runs], ".2f"),
         _spread([100 * run["validation_accuracy"] for run in runs], ".2f"),

@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 
 import choice
 from ablation import PARTS
-from paper import ablation_section, choice_section, draw_figure, figure_section, table_section
+from paper import ablation_section, choice_section, draw_figure, figure_section, short_table, table_section
 
 ROOT = Path(__file__).resolve().parents[1]
 FP32_BYTES = {"lenet-300-100": 4 * 266_610}
@@ -39,9 +39,20 @@ def main() -> None:
     draw(quick, quoted, ROOT / "docs" / "accuracy-size.svg")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    text = with_section(text, "quick", quick_line(quick[1.0]))
-    text = with_section(text, "results", "\n".join([*QUICK_HEAD, *(table_row(t, runs) for t, runs in quick.items())]))
-    readme.write_text(text, encoding="utf-8")
+    readme.write_text(with_results(text, quick), encoding="utf-8")
+
+
+def with_results(readme: str, quick: dict[float, Runs]) -> str:
+    """The README with the figures of the records."""
+    rows = [*QUICK_HEAD, *(table_row(tau1, runs) for tau1, runs in quick.items())]
+    sections = {
+        "quick": quick_line(quick[1.0]),
+        "paper": "\n".join(short_table(read(ROOT / "results" / "table"))),
+        "results": "\n".join(rows),
+    }
+    for name, content in sections.items():
+        readme = with_section(readme, name, content)
+    return readme
 
 
 def with_section(text: str, name: str, content: str) -> str:
@@ -107,7 +118,9 @@ def results_page(quick: dict[float, Runs], quoted: Runs) -> str:
             "",
             *table_section(read(ROOT / "results" / "table"), seconds("table")),
             *figure_section(read(ROOT / "results" / "figure"), FIGURE, seconds("figure")),
-            *ablation_section(read(ROOT / "results" / "ablation"), list(PARTS)),
+            *ablation_section(
+                read(ROOT / "results" / "ablation"), {part: meaning for part, (*_, meaning) in PARTS.items()}
+            ),
             *choice_section(choice.lines()),
             "## LeNet-300-100 with the recipe `quick`",
             "",
