@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.posterior import GaussianTensor, Mixture, Posterior
-from bayeszip.quantize import Quantization, fit_mixture, quantize, round_codebook
+from bayeszip.quantize import Quantization, _nearest_means, cluster, fit_mixture, quantize, round_codebook
 
 
 def posterior(theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: Mixture | None = None) -> Posterior:
@@ -183,3 +183,34 @@ def test_everything_pruned_is_all_zeros():
 def test_settings_that_are_refused(values, message):
     with pytest.raises(RecipeError, match=message):
         Quantization(**values)
+
+
+def decayed() -> np.ndarray:
+    """Weights as a penalty leaves them: most next to zero."""
+    generator = np.random.default_rng(3)
+    weights = generator.normal(size=(40, 100)).astype(np.float32)
+    return np.where(generator.random(weights.shape) < 0.9, weights * 1e-5 + 1e-6, weights).astype(np.float32)
+
+
+def test_what_lies_next_to_zero_becomes_zero():
+    weights = decayed()
+    tensor = cluster(weights, 16)
+    assert (tensor.symbols == 0).mean() > 0.85
+    # Nothing worth mentioning is lost by it.
+    values = _nearest_means(weights.ravel().astype(np.float64), 16)
+    nearest = values[np.abs(weights.ravel()[:, None] - values).argmin(axis=1)]
+    best = np.square(nearest - weights.ravel()).sum()
+    assert np.square(tensor.dequantize() - weights).sum() < 1.02 * best
+
+
+def test_weights_away_from_zero_stay_away():
+    weights = np.random.default_rng(4).normal(1.0, 0.1, size=2000).astype(np.float32)
+    assert (cluster(weights, 8).symbols != 0).all()
+    few = np.array([1e-9, 2e-9, 5.0], np.float32)
+    assert cluster(few, 8).dequantize().tolist() == few.tolist()  # as many values as there are: nothing is lost
+
+
+def test_a_fit_makes_zeros_too():
+    given = posterior(decayed(), -40.0)
+    symbols = quantize(given, Quantization(assignment="fit", components=16))["w"].symbols
+    assert (symbols == 0).mean() > 0.85

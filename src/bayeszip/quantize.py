@@ -38,6 +38,9 @@ __all__ = [
 
 _CHUNK = 2**20
 
+#: Share of the squared error by which more of it makes no difference.
+LOST = 0.01
+
 #: Types that shared values may be rounded to; they are held in float32.
 Precision = Literal["float16", "bfloat16", "float32"]
 
@@ -83,6 +86,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     }
     if first:
         values = np.concatenate([[0.0], values])
+        values = _with_zero(values, symbols, {name: weight.theta for name, weight in posterior.weights.items()})
     return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
 
 
@@ -144,20 +148,36 @@ def cluster(weights: np.ndarray, components: int, precision: Precision | None = 
     else:
         values = _nearest_means(weights[weights != 0].astype(np.float64), components)
         symbols = np.where(weights == 0, 0, np.searchsorted(0.5 * (values[1:] + values[:-1]), weights) + 1)
-    codebook = np.concatenate([[0.0], values.astype(np.float64)])
+    codebook = _with_zero(np.concatenate([[0.0], values.astype(np.float64)]), {"": symbols}, {"": weights})
     if precision is None:
         precision = "float16" if _is_lost_in_clustering("float16", codebook, symbols, weights) else "float32"
     return _compact_codebook({"": symbols}, _in_precision(codebook, precision))[""]
 
 
+def _with_zero(values: np.ndarray, symbols: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The values with the smallest of them 0, if that is lost in what clustering does.
+
+    Training with a weight penalty leaves most weights next to 0. Their shared value is not 0 by chance alone, and zeros
+    cost less: they have contexts of their own, and units whose weights are all zero go.
+    """
+    if values.size < 2:
+        return values
+    error = sum(float(np.square(values[symbols[name]] - weights[name]).sum()) for name in symbols)
+    counts = sum(np.bincount(array.ravel(), minlength=values.size) for array in symbols.values())
+    smallest = 1 + int(np.abs(values[1:]).argmin())
+    if np.asarray(counts)[smallest] * values[smallest] ** 2 > LOST * error:
+        return values
+    return np.where(np.arange(values.size) == smallest, 0.0, values)
+
+
 def _is_lost_in_clustering(
     precision: Precision, codebook: np.ndarray, symbols: np.ndarray, weights: np.ndarray
 ) -> bool:
-    """Whether rounding the shared values adds no more than a hundredth to the squared error."""
+    """Whether rounding the shared values adds next to nothing to the squared error."""
     by_clustering = float(np.square(codebook[symbols] - weights).sum())
     moved = np.square(_in_precision(codebook, precision).astype(np.float64) - codebook)
     by_rounding = float(np.bincount(symbols.ravel(), minlength=codebook.size) @ moved)
-    return by_rounding <= 0.01 * by_clustering
+    return by_rounding <= LOST * by_clustering
 
 
 def _nearest_means(values: np.ndarray, count: int, iterations: int = 50) -> np.ndarray:
