@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import recipe
-from bench import Bench, note_seconds
+from bench import Bench
 from runs import Run, parser
 
 MODEL = "lenet-300-100"
@@ -46,8 +46,7 @@ def planned(seeds: int = 5, epochs_scale: float = 1.0) -> list[Run]:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(arguments)
     runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
-    bench = Bench(options.device, options.pretrained, options.together)
-    note_seconds("ablation", bench, bench.record("ablation", runs))
+    Bench(options.device, options.pretrained, options.together).record("ablation", runs)
 
 
 if __name__ == "__main__":

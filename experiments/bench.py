@@ -28,10 +28,12 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from bayeszip import data, pipeline
+from bayeszip.errors import RecipeError, TrainingError
+from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, evaluate, fit
 from bayeszip.fitting.ensemble import Member, close_together, fit_together
 from bayeszip.fitting.shared_values import SharedValues
@@ -105,35 +107,62 @@ class Bench:
                     self._fit_alone(members[0].network, members[0], None, bar)
                 for key, member in zip(group, members, strict=True):
                     weights = {name: tensor.cpu() for name, tensor in member.network.state_dict().items()}
-                    save_file(weights, weights_file(self.folder, *key))
+                    write_atomically(weights_file(self.folder, *key), save(weights))
 
-    def record(self, experiment: str, runs: Sequence[Run], finish: Finish | None = None) -> float:
-        """Do the runs that have no record yet; returns the seconds that took.
+    def record(self, experiment: str, runs: Sequence[Run], finish: Finish | None = None) -> None:
+        """Do the runs that have no record yet, and note the seconds that took.
 
         Args:
             finish: what becomes of a trained run, in a process of its own; by default its file and its record.
+
+        Raises:
+            RecipeError: a run was recorded with other settings.
+            ExceptionGroup: some runs failed; the others are recorded.
         """
-        missing = [run for run in runs if not (RESULTS / experiment / run.name / "result.json").exists()]
+        missing = [run for run in runs if not _is_recorded(RESULTS / experiment / run.name / "result.json", run)]
         if not missing:
-            return 0.0
+            return
         began = time.perf_counter()
-        self.pretrain((run.model, run.seed) for run in missing)
+        try:
+            self.pretrain((run.model, run.seed) for run in missing)
+            failures = self._record(experiment, missing, finish or file_and_record)
+        finally:
+            self._note_seconds(experiment, time.perf_counter() - began, len(missing))
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} of {len(missing)} runs failed", failures)
+
+    def _record(self, experiment: str, runs: Sequence[Run], finish: Finish) -> list[Exception]:
+        """Train group by group, while processes finish what is trained; returns what went wrong."""
         workers = max(1, (os.cpu_count() or 1) // 2)
+        failures: list[Exception] = []
         with (
-            _progress(experiment, _epochs(missing)) as bar,
+            _progress(experiment, _epochs(runs)) as bar,
             ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as processes,
         ):
             files: list[Future[str]] = []
-            for group in self._groups(missing):
-                for run, trained in zip(group, self._train(group, bar), strict=True):
+            for group in self._groups(runs):
+                try:
+                    trained = self._train(group, bar)
+                except TrainingError as error:
+                    failures.append(error)
+                    continue
+                for run, training in zip(group, trained, strict=True):
                     folder = RESULTS / experiment / run.name
-                    files.append(processes.submit(finish or file_and_record, run, trained, self.folder, folder))
-                for file in [file for file in files if file.done()]:
-                    bar.say(file.result())
-                    files.remove(file)
-            for file in as_completed(files):
-                bar.say(file.result())
-        return time.perf_counter() - began
+                    files.append(processes.submit(finish, run, training, self.folder, folder))
+                failures += bar.say_all([file for file in files if file.done()])
+                files = [file for file in files if not file.done()]
+            failures += bar.say_all(as_completed(files))
+        return failures
+
+    def _note_seconds(self, experiment: str, seconds: float, runs: int) -> None:
+        """Add to `seconds.json` what a part of an experiment took, pretraining included if there was any."""
+        path = RESULTS / experiment / "seconds.json"
+        taken = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        taken.append(
+            {"seconds": round(seconds, 1), "runs": runs, "device": self.device_name, "together": self.together}
+        )
+        create_folder(path.parent)
+        write_atomically(path, (json.dumps(taken, indent=1) + "\n").encode())
 
     def _groups(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
         """Runs that are trained at once: those whose first phases are alike, and all that begin as they do."""
@@ -145,7 +174,10 @@ class Bench:
 
     def _train(self, runs: Sequence[Run], bar: "_Bar") -> list[Trained]:
         """All of `compress` that a GPU is for. What runs have in common at their beginning is trained once."""
-        states = {_Beginning.of(run, 0): self._start(run) for run in runs}
+        # With it the same group of runs draws the same noise.
+        torch.manual_seed(runs[0].seed)
+        starts = {_Beginning.of(run, 0): run for run in runs}
+        states = {beginning: self._start(run) for beginning, run in starts.items()}
         for depth in range(1, 1 + max(len(run.settings.phases) for run in runs)):
             longer = {_Beginning.of(run, depth): run for run in runs if len(run.settings.phases) >= depth}
             for group in _groups(list(longer), _Beginning.kind, self.together):
@@ -174,10 +206,10 @@ class Bench:
                 start = copy.deepcopy(state.teacher)
                 to_variational(start, log_sigma2=run.settings.start_log_sigma2, biases=run.settings.biases)
                 state.prior = start_prior(start, run.settings)
-        self._fit(states, self._members(states, runs, phases, depth), bar)
+        self._fit(states, self._members(states, runs, phases, [depth] * len(runs)), bar)
 
     def _members(
-        self, states: "Sequence[_State]", runs: Sequence[Run], phases: Sequence[Phase], depth: int
+        self, states: "Sequence[_State]", runs: Sequence[Run], phases: Sequence[Phase], depths: Sequence[int]
     ) -> list[Member]:
         return [
             Member(
@@ -188,7 +220,7 @@ class Bench:
                 state.prior,
                 state.taught,
             )
-            for state, run, phase in zip(states, runs, phases, strict=True)
+            for state, run, phase, depth in zip(states, runs, phases, depths, strict=True)
         ]
 
     def _fit(self, states: "Sequence[_State]", members: Sequence[Member], bar: "_Bar") -> None:
@@ -248,7 +280,8 @@ class Bench:
         began = time.perf_counter()
         for state in states:
             state.prior = None
-        members = self._members(states, runs, [run.settings.closing for run in runs], 1 + len(runs[0].settings.phases))
+        depths = [1 + len(run.settings.phases) for run in runs]
+        members = self._members(states, runs, [run.settings.closing for run in runs], depths)
         if self.on_gpu:
             codebooks = close_together(
                 members,
@@ -350,8 +383,15 @@ class _Bar:
     def advance(self, epochs: int = 1) -> None:
         self._progress.advance(self._task, epochs)
 
-    def say(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False)
+    def say_all(self, files: Iterable[Future[str]]) -> list[Exception]:
+        """Print what became of runs; returns what went wrong with some."""
+        failures: list[Exception] = []
+        for file in files:
+            try:
+                self.console.print(file.result(), markup=False, highlight=False)
+            except Exception as error:
+                failures.append(error)
+        return failures
 
 
 @contextlib.contextmanager
@@ -381,7 +421,15 @@ def _groups(items: Sequence[Item], kind: Callable[[Item], Any], size: int) -> It
 
 
 def _closing_kind(run: Run) -> tuple[Any, ...]:
-    return run.model, run.settings.batch_size, run.settings.closing.epochs
+    return run.model, run.settings.batch_size, run.settings.biases, run.settings.closing.epochs
+
+
+def _is_recorded(path: Path, run: Run) -> bool:
+    if not path.exists():
+        return False
+    if json.loads(path.read_text(encoding="utf-8"))["recipe"] != json.loads(run.settings.to_json()):
+        raise RecipeError(f"{path.parent} was recorded with other settings; move it away to run it with these")
+    return True
 
 
 def _epochs(runs: Sequence[Run]) -> int:
@@ -401,13 +449,3 @@ def _with_codebook(tensors: Mapping[str, QuantizedTensor], codebook: np.ndarray)
 def _one_thread() -> None:
     """A process of many keeps to one core."""
     torch.set_num_threads(1)
-
-
-def note_seconds(experiment: str, bench: Bench, seconds: float) -> None:
-    """Add to `seconds.json` what a whole experiment took, if anything was done."""
-    if not seconds:
-        return
-    path = RESULTS / experiment / "seconds.json"
-    taken = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    taken.append({"seconds": round(seconds, 1), "device": bench.device_name, "together": bench.together})
-    path.write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")

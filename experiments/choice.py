@@ -2,8 +2,8 @@
 
     python experiments/choice.py [--device cuda] [--only K=33]
 
-LeNet-5's settings were chosen from the validation accuracies of the runs of `figure.py`. One line a run goes to
-`results/choice/lenet-300-100.jsonl`; no file is kept and the test set is never opened.
+`figure.py` tries the same on LeNet-5. One line a run goes to `results/choice/lenet-300-100.jsonl`; no file is kept and
+the test set is never opened.
 """
 
 import json
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bayeszip.files import create_folder
 from bayeszip.recipe import recipe
-from bench import Bench, note_seconds
-from figure import FROM
+from bench import Bench
+from figure import FROM, TAUGHT
 from runs import RESULTS, Run, Trained, coded, paper_bytes, parser
 
 MODEL = "lenet-300-100"
-_TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
 
 #: For each method settings as `--set` takes them, changed in its recipe.
 VARIED: dict[str, Sequence[str]] = {
@@ -26,7 +26,7 @@ VARIED: dict[str, Sequence[str]] = {
             f"all.tau1={tau1} vd.rate_log_sigma2={rate} mixture.components={components} {distillation}".strip()
             for tau1 in (0.3, 0.5, 0.7, 1)
             for rate in (1e-3, 5e-4)
-            for distillation in ("", _TAUGHT)
+            for distillation in ("", TAUGHT)
             for components in (17, 33)
         ),
         *(
@@ -42,7 +42,7 @@ VARIED: dict[str, Sequence[str]] = {
     ],
     "sws": [
         *(f"all.tau2={tau2}" for tau2 in (0.01, 0.02, 0.03, 0.05)),
-        *(f"all.tau2={tau2} {_TAUGHT}" for tau2 in (0.02, 0.03)),
+        *(f"all.tau2={tau2} {TAUGHT}" for tau2 in (0.02, 0.03)),
         *(f"all.tau2={tau2} all.rate_theta=1e-3 all.rate_means=1e-3" for tau2 in (0.02, 0.03)),
         *(
             f"all.std_first={first} all.std_last={last} mixture.components={components}"
@@ -75,9 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for run in planned(options.seeds, options.epochs_scale)
         if options.only in run.name and (run.name, run.seed) not in done
     ]
-    (RESULTS / "choice").mkdir(parents=True, exist_ok=True)
-    bench = Bench(options.device, options.pretrained, options.together)
-    note_seconds("choice", bench, bench.record("choice", runs, note))
+    create_folder(RESULTS / "choice")
+    Bench(options.device, options.pretrained, options.together).record("choice", runs, note)
 
 
 def lines(folder: Path = RESULTS / "choice") -> list[dict[str, object]]:
@@ -96,7 +95,7 @@ def note(run: Run, trained: Trained, pretrained_in: Path, folder: Path) -> str:
         "seed": run.seed,
         "validation_accuracy": result.accuracy,
         "bytes": len(result.blob),
-        "paper_bytes": paper_bytes(result, run.model),
+        "paper_bytes": paper_bytes(result.compressed, run.model),
         "seconds": round(trained.seconds, 1),
         "trained_together": trained.together,
         "device": trained.device,

@@ -15,7 +15,7 @@ from bayeszip.fitting import EpochStats, evaluate
 from bayeszip.recipe import Recipe
 from bayeszip.record import file_figures, write_record
 from bayeszip.result import Fit, Form, Result, write_weights
-from bayeszip.tensors import QuantizedTensor
+from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import Conversion
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -50,7 +50,8 @@ class Trained:
     quantized: Mapping[str, QuantizedTensor]
     conversion: Conversion
     accuracy_before: float
-    #: Its share of what all networks that were trained together took, and how many these were at most.
+    #: Its share of what all networks that were trained together took, and how many these were at most. What runs have
+    #: in common is counted in each.
     seconds: float
     together: int
     device: str
@@ -62,7 +63,7 @@ def file_and_record(run: Run, trained: Trained, pretrained_in: Path, folder: Pat
     result = coded(run, trained, pretrained_in)
     figures = file_figures(result.network(), result.blob, in_order(mnist().test)) | {
         "model": run.model,
-        "paper_bytes": paper_bytes(result, run.model),
+        "paper_bytes": paper_bytes(result.compressed, run.model),
         "trained_together": trained.together,
     }
     write_record(folder, result, figures)
@@ -113,9 +114,9 @@ def pretrained(folder: Path, model: str, seed: int) -> nn.Module:
     return network
 
 
-def paper_bytes(result: Result, model: str) -> int:
+def paper_bytes(compressed: CompressedModel, model: str) -> int:
     """Size in the paper's accounting: its codec (CSR, Huffman), without what makes a file of it."""
-    blob = codec.encode(result.compressed, "csr-huffman", offset_bits=OFFSET_BITS[model])
+    blob = codec.encode(compressed, "csr-huffman", offset_bits=OFFSET_BITS[model])
     return len(blob) - sum(codec.describe(blob).parts.get(part, 0) for part in NOT_COUNTED)
 
 

@@ -20,15 +20,25 @@ def test_set():
     return load_data("mnist", batch_size=1, seed=0, device=torch.device("cpu")).test
 
 
+@pytest.fixture(scope="module")
+def paper_bytes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "experiments"))
+        return runpy.run_path(str(ROOT / "experiments" / "runs.py"))["paper_bytes"]
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_a_file_gives_the_figures_of_its_record(path, test_set):
+def test_a_file_gives_the_figures_of_its_record(path, test_set, paper_bytes):
     record = json.loads(path.read_text(encoding="utf-8"))
     blob = path.with_name("net.bayz").read_bytes()
     figures = file_figures(pipeline.load(path.with_name("net.bayz")), blob, test_set)
     # Another machine may round a tie between two outputs the other way.
     assert figures.pop("accuracy") == pytest.approx(record["accuracy"], abs=2e-4)
     assert figures == {name: record[name] for name in figures}
-    assert codec.encode(codec.decode(blob)) == blob
+    model = codec.decode(blob)
+    assert codec.encode(model) == blob
+    if "paper_bytes" in record:
+        assert paper_bytes(model, record["model"]) == record["paper_bytes"]
 
 
 def test_the_pages_are_rendered_from_the_records(monkeypatch):
@@ -52,3 +62,10 @@ def test_every_planned_run_is_there_with_the_recipe_that_the_experiment_has(monk
         record = json.loads((ROOT / "results" / experiment / run.name / "result.json").read_text(encoding="utf-8"))
         assert record["recipe"] == json.loads(run.settings.to_json())
         assert (record["model"], record["seed"]) == (run.model, run.seed)
+
+
+def test_every_line_of_the_choice_is_of_a_planned_run(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    choice = runpy.run_path(str(ROOT / "experiments" / "choice.py"))
+    noted = [(f"{line['method']} {line['settings']}", line["seed"]) for line in choice["lines"]()]
+    assert sorted(noted) == sorted((run.name, run.seed) for run in choice["planned"]())

@@ -155,17 +155,21 @@ def cluster(weights: np.ndarray, components: int, precision: Precision | None = 
 
 
 def _with_zero(values: np.ndarray, symbols: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The values with the smallest of them 0, if that is lost in what clustering does.
+    """The values with the smallest of them 0, if most weights have it and the move is lost in what clustering does.
 
     Training with a weight penalty leaves most weights next to 0. Their shared value is not 0 by chance alone, and zeros
     cost less: they have contexts of their own, and units whose weights are all zero go.
     """
-    if values.size < 2:
+    counts = np.zeros(values.size, np.int64)
+    for array in symbols.values():
+        counts += np.bincount(array.ravel(), minlength=values.size)
+    if not counts[1:].any():
+        return values
+    smallest = 1 + int(np.abs(values[1:]).argmin())
+    if 2 * counts[smallest] <= counts[1:].sum():
         return values
     error = sum(float(np.square(values[symbols[name]] - weights[name]).sum()) for name in symbols)
-    counts = sum(np.bincount(array.ravel(), minlength=values.size) for array in symbols.values())
-    smallest = 1 + int(np.abs(values[1:]).argmin())
-    if np.asarray(counts)[smallest] * values[smallest] ** 2 > LOST * error:
+    if counts[smallest] * values[smallest] ** 2 > LOST * error:
         return values
     return np.where(np.arange(values.size) == smallest, 0.0, values)
 

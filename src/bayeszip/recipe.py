@@ -295,7 +295,7 @@ RECIPES: dict[str, Recipe] = _named(
             quantization=Quantization(assignment="fit", prune_rate=0.95, components=64),
         ),
         Recipe(name="paper-sws", pretraining=(_L2,), phases=(_PAPER_SWS,)),
-        # Pretraining alone: what is left of it is fitted and coded, nothing is pruned.
+        # Pretraining alone: what is left of it is fitted and coded.
         Recipe(name="l2", batch_size=64, pretraining=(_L2,), quantization=Quantization(assignment="fit")),
     ]
 )

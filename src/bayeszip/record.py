@@ -59,9 +59,10 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
         "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
     }
     target = create_folder(folder)
-    write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
-    write_atomically(target / "report.txt", result.report().encode())
     write_atomically(target / "net.bayz", result.blob)
+    write_atomically(target / "report.txt", result.report().encode())
+    # Last: where it is, the others are too.
+    write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
 
 
 def _rounded(stats: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 
 from bayeszip.data import Batches
-from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting import Phase, ensemble, fit, recorded
+from bayeszip.errors import DataError, ModelError, RecipeError
+from bayeszip.fitting import Phase, Watcher, ensemble, fit, recorded
 from bayeszip.fitting.ensemble import Member, close_together, fit_together
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.tensors import QuantizedTensor
@@ -20,7 +21,7 @@ from bayeszip.variational import MixturePrior, to_stock, to_variational, variati
 SIZE = 150
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-TOLERANCE = {"cpu": 1e-5, "cuda": 0.02}
+TOLERANCE = {"cpu": 2e-3, "cuda": 0.02}
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
@@ -37,17 +38,23 @@ def network(seed: int) -> nn.Module:
     return layers
 
 
-def batches(seed: int, device: str = "cpu") -> Batches:
+@cache
+def data(device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(SIZE, 1, 8, 8, generator=generator)
     targets = inputs.flatten(1)[:, :5].argmax(dim=1)
-    return Batches(inputs.to(device), targets.to(device), 16, shuffle=True, seed=seed)
+    return inputs.to(device), targets.to(device)
+
+
+def batches(seed: int, device: str = "cpu") -> Batches:
+    return Batches(*data(device), 16, shuffle=True, seed=seed)
 
 
 PHASES = (
     Phase("one", epochs=2, noise=False, weight_decay=1e-3, rate_theta=1e-2, schedule="linear", distillation=0.5),
     Phase("two", epochs=2, noise=False, tau2=0.3, rate_theta=5e-3, rate_means=1e-3),
     Phase("three", epochs=2, noise=False, tau2=0.3, rate_theta=5e-3, reseed=True, std_first=0.1, std_last=0.05),
+    Phase("four", epochs=2, noise=False, tau2=0.3, rate_theta=5e-3, rate_log_precisions=1e-2),
 )
 
 
@@ -56,13 +63,23 @@ def settings(index: int) -> tuple[Phase, ...]:
     return tuple(dataclasses.replace(phase, rate_theta=phase.rate_theta * (index + 1)) for phase in PHASES)
 
 
+class Zeros(Watcher):
+    """Keeps the share of zeros of every epoch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_epoch(self, stats, *state) -> None:
+        self.seen.append(stats.zeros)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_noise_each_ends_where_it_would_alone(device, monkeypatch):
     # On a GPU the matrix products of both are exact, or they would part.
     monkeypatch.setattr(ensemble, "reduced_precision", contextlib.nullcontext)
     monkeypatch.setattr(recorded, "reduced_precision", contextlib.nullcontext)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    alone, together = [], []
+    alone, together, shares = [], [], []
     for index in range(3):
         teacher = network(10 + index).eval().to(device)
         member = Member(network(index), batches(index, device), settings(index), MixturePrior(5, 0.2).to(device))
@@ -71,8 +88,10 @@ def test_without_noise_each_ends_where_it_would_alone(device, monkeypatch):
             member.taught = teacher(member.batches.inputs)
         together.append(member)
         one, prior = copy.deepcopy(member.network), copy.deepcopy(member.prior)
-        fit(one, batches(index, device), settings(index), n_data=SIZE, prior=prior, teacher=teacher)
+        zeros = Zeros()
+        fit(one, batches(index, device), settings(index), n_data=SIZE, prior=prior, teacher=teacher, watcher=zeros)
         alone.append((one, prior))
+        shares.append(zeros.seen)
     fit_together(together, n_data=SIZE, validation=batches(0, device))
     for index, (member, (one, prior)) in enumerate(zip(together, alone, strict=True)):
         ours, theirs, start = (
@@ -82,9 +101,11 @@ def test_without_noise_each_ends_where_it_would_alone(device, monkeypatch):
         # Adam turns differences in the last bits of a small gradient into some of its steps.
         assert (ours - theirs).norm() < TOLERANCE[device] * (theirs - start).norm()
         for our, their in zip(member.prior.parameters(), prior.parameters(), strict=True):
-            torch.testing.assert_close(our, their, rtol=2e-3, atol=20 * TOLERANCE[device])
-        assert [stats.phase for stats in member.history] == ["one", "one", "two", "two", "three", "three"]
+            torch.testing.assert_close(our, their, rtol=2e-3, atol=2 * TOLERANCE[device])
+        assert [stats.phase for stats in member.history] == [phase.name for phase in PHASES for _ in range(2)]
+        assert member.prior.hyper_rate == pytest.approx(prior.hyper_rate.item())
         assert 0 < member.history[-1].accuracy <= 1
+        assert [stats.zeros for stats in member.history] == pytest.approx(shares[index], abs=0.02)
 
 
 def test_noise_and_divergence_prune():
@@ -141,6 +162,17 @@ def test_what_can_t_be_trained_together():
     phase = Phase("one", epochs=1, noise=False)
     with pytest.raises(ModelError, match="same parameters"):
         fit_together([Member(network(0), batches(0), [phase]), Member(other, batches(1), [phase])], n_data=SIZE)
+    elsewhere = Batches(*(part.clone() for part in data()), 16, shuffle=True)
+    larger = Batches(*data(), 32, shuffle=True)
+    for other_batches in (elsewhere, larger):
+        with pytest.raises(DataError, match="the same data, in batches of one size"):
+            fit_together(
+                [Member(network(0), batches(0), [phase]), Member(network(1), other_batches, [phase])], n_data=SIZE
+            )
+    frozen = network(0)
+    frozen[0].weight.requires_grad_(False)
+    with pytest.raises(ModelError, match="frozen"):
+        fit_together([Member(frozen, batches(0), [phase])], n_data=SIZE)
     noisy = dataclasses.replace(phase, noise=True)
     with pytest.raises(RecipeError, match="in numbers only"):
         fit_together([Member(network(0), batches(0), [p]) for p in (phase, noisy)], n_data=SIZE)

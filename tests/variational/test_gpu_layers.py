@@ -156,14 +156,81 @@ def test_many_networks_by_vmap():
             torch.testing.assert_close(output[member], alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="layers use it on a GPU alone")
-def test_layers_use_it():
+@pytest.fixture
+def calls(monkeypatch):
+    """How often layers use the kernels, which they believe to be for this device."""
+    from bayeszip.variational import gpu_layers, layers
+
+    seen = []
+
+    def counted(*arguments):
+        seen.append(len(arguments))
+        return sampled(*arguments)
+
+    sampled = gpu_layers.sampled
+    monkeypatch.setattr(gpu_layers, "sampled", counted)
+    if INTERPRETED:
+        monkeypatch.setattr(layers, "on_triton", lambda tensor, batched=False: True)
+    return seen
+
+
+def test_layers_use_it(calls):
     network = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(64, 3))
-    network.cuda()
-    inputs = torch.randn(5, 2, 4, 4, device="cuda")
+    network.to(DEVICE)
+    inputs = torch.randn(5, 2, 4, 4, device=DEVICE)
     stock = network(inputs)
     to_variational(network, log_sigma2=-40.0)
     network.train()
-    torch.testing.assert_close(network(inputs), stock, rtol=1e-3, atol=1e-3)
+    # The floor under the variance is all the noise there is.
+    torch.testing.assert_close(network(inputs), stock, rtol=1e-3, atol=2e-3)
+    assert len(calls) == 2
     network(inputs).sum().backward()
     assert all(weight.log_sigma2.grad is not None for weight in variational_weights(network))
+
+
+def test_what_it_is_not_for_is_left_to_torch(calls):
+    linear, convolution = torch.nn.Linear(8, 3).to(DEVICE), torch.nn.Conv2d(2, 4, 3).to(DEVICE)
+    for layer in (linear, convolution):
+        to_variational(layer)
+        layer.train()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(torch.ones(4, 16, device=DEVICE))
+    with pytest.raises(RuntimeError, match="channels"):
+        convolution(torch.ones(1, 3, 4, 4, device=DEVICE))
+    with pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
+        convolution(torch.ones(1, 2, 2, 2, device=DEVICE))
+    assert linear(torch.ones(0, 8, device=DEVICE)).shape == (0, 3)
+    assert not calls
+    assert linear(torch.ones(2, 5, 8, device=DEVICE)).shape == (2, 5, 3)
+    assert len(calls) == 1
+
+
+def test_it_has_no_second_derivative():
+    from bayeszip.variational.gpu_layers import Geometry, sampled
+
+    given = leaves(1, 3, 2, (4, 4), 2, (3, 3))
+    output = sampled(*given, Geometry((3, 3)), FLOOR)
+    (slope,) = torch.autograd.grad(output.square().sum(), given[1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_adam_is_torchs():
+    from bayeszip.variational.gpu_kernels import adam_step
+
+    values = torch.randn(2, 1500, device=DEVICE)
+    rows = [row.clone().requires_grad_() for row in values]
+    rates, decay = torch.tensor([0.1, 0.2], device=DEVICE), torch.tensor([0.0, 0.3], device=DEVICE)
+    optimizers = [
+        torch.optim.Adam([row], lr=float(rate), weight_decay=float(weight))
+        for row, rate, weight in zip(rows, rates, decay, strict=True)
+    ]
+    first, second = torch.zeros_like(values), torch.zeros_like(values)
+    for step in range(1, 4):
+        gradient = torch.randn_like(values)
+        corrections = tuple(torch.tensor(part, device=DEVICE) for part in (1 - 0.9**step, (1 - 0.999**step) ** 0.5))
+        adam_step(values, gradient, first, second, rates, decay, corrections, (0.9, 0.999), 1e-8)
+        for row, optimizer, its in zip(rows, optimizers, gradient, strict=True):
+            row.grad = its.clone()
+            optimizer.step()
+    torch.testing.assert_close(values, torch.stack([row.detach() for row in rows]), rtol=1e-4, atol=1e-5)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayeszip.data import Batches
-from bayeszip.errors import ModelError, RecipeError, TrainingError
+from bayeszip.errors import DataError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, EpochStats, survivors
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import STEPS_AT_ONCE, WARM_UP, own_stream, record, reduced_precision, strides
@@ -69,12 +69,14 @@ def fit_together(
 ) -> None:
     """Train all members' networks and mixtures in place through their phases, which must be alike but for numbers.
 
-    Rows and columns that die are computed to the end; the loss is the cross-entropy.
+    Rows and columns that die are computed to the end; the loss is the cross-entropy; batches may differ in their order.
 
     Raises:
-        ModelError: the networks differ in their parameters, or have buffers.
+        DataError: the members' batches are not of the same data and size.
+        ModelError: the networks differ in their parameters, have buffers, or some that are not to be trained.
         RecipeError: the phases differ in more than numbers.
     """
+    _check_same_data(members)
     for phases in zip(*(member.phases for member in members), strict=True):
         _Together(members, phases, n_data, validation).run(on_epoch)
 
@@ -91,6 +93,7 @@ def close_together(
 
     The members' networks are plain, all their parameters quantized with one codebook each.
     """
+    _check_same_data(members)
     layout = _Layout.of(members)
     codebooks = [next(iter(tensors.values())).codebook for tensors in quantized]
     width = max(len(codebook) for codebook in codebooks) - 1
@@ -335,8 +338,11 @@ class _Together:
         return (right / self.validation.n_examples).tolist()
 
     def _zeros(self) -> list[float]:
+        """For each member the share of Gaussian weights that would be zero if it were quantized now, as in `fit`."""
         if self.log_sigma2 is None:
             return [0.0] * len(self.members)
+        if self.mixtures is not None:
+            return self.mixtures.zeros(self._gaussian())
         alive = log_alpha(self._gaussian(), self.log_sigma2.values) < PRUNING_LOG_ALPHA
         return (1 - alive.float().mean(dim=1)).tolist()
 
@@ -394,8 +400,19 @@ class _Mixtures:
         hyper_prior.sum().backward()
         return value, hyper_prior.detach()
 
+    @torch.no_grad()
+    def zeros(self, means_of_weights: Tensor) -> list[float]:
+        """For each member the share of weights whose component is that of zero."""
+        self.write_back()
+        rows = zip(self.priors, means_of_weights, strict=True)
+        return [1 - torch.count_nonzero(prior.assign(row)).item() / row.numel() for prior, row in rows]
+
+    @torch.no_grad()
     def write_back(self) -> None:
         for row, prior in enumerate(self.priors):
+            if self.held:
+                # The hyper-prior's mode moves along.
+                prior.tighten((-0.5 * self.log_precisions.values[row, 0]).exp())
             prior.means.copy_(self.means.values[row])
             prior.log_precisions.copy_(self.log_precisions.values[row])
             prior.log_proportions.copy_(self.log_proportions.values[row])
@@ -419,6 +436,8 @@ class _Layout:
         shapes = {name: parameter.shape for name, parameter in named[0].items()}
         if any({name: p.shape for name, p in other.items()} != shapes for other in named):
             raise ModelError("networks trained together must have the same parameters")
+        if not all(parameter.requires_grad for own in named for parameter in own.values()):
+            raise ModelError("networks with frozen parameters can't be trained together")
         if any(True for _ in networks[0].buffers()):
             raise ModelError("networks with buffers, such as running statistics, can't be trained together")
         first = [weight.name for weight in variational_weights(networks[0])]
@@ -475,6 +494,15 @@ def _shuffled(batches: Batches) -> Tensor:
     order, _ = batches.begin_pass()
     batches.end_pass()
     return torch.arange(batches.n_examples, device=batches.inputs.device) if order is None else order
+
+
+def _check_same_data(members: Sequence[Member]) -> None:
+    first = members[0].batches
+    for member in members:
+        other = member.batches
+        same = other.inputs is first.inputs and other.targets is first.targets
+        if not same or other.batch_size != first.batch_size:
+            raise DataError("networks are trained together on the same data, in batches of one size")
 
 
 def _check_alike(phases: Sequence[Phase]) -> None:

@@ -178,12 +178,18 @@ def record(step: Callable[[], None], count: int, *generators: torch.Generator) -
 @contextlib.contextmanager
 def reduced_precision() -> Iterator[None]:
     """Matrix products with the precision that torch's convolutions have by default (TF32): weights are noisy here."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+    matmul = torch.backends.cuda.matmul
+    name: str = "allow_tf32"
+    chosen: bool | str = True
+    try:
+        before: bool | str = matmul.allow_tf32
+    except RuntimeError:  # set in torch's newer way, with which this one must not be mixed
+        name, chosen, before = "fp32_precision", "tf32", matmul.fp32_precision
+    setattr(matmul, name, chosen)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        setattr(matmul, name, before)
 
 
 @contextlib.contextmanager
@@ -195,6 +201,8 @@ def own_stream(device: torch.device) -> Iterator[None]:
     before = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(before)
-    with torch.cuda.stream(stream):
-        yield
-    before.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)

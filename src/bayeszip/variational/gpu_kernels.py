@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
@@ -147,6 +148,7 @@ class _Sampled(torch.autograd.Function):
         ctx.save_for_backward(variance, noise)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         variance, noise = ctx.saved_tensors
         gradient = outputs[0]
@@ -182,7 +184,7 @@ def _sample(
     floor: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
     deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
     value = tl.load(mean + place, mask=inside, other=0.0) + tl.load(noise + place, mask=inside, other=0.0) * deviation
@@ -199,7 +201,7 @@ def _sample_slope(
     floor: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0) * block + tl.arange(0, block)
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
     deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
     pulled = tl.load(gradient + place, mask=inside, other=0.0) * tl.load(noise + place, mask=inside, other=0.0)

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 __all__ = ["Geometry", "pays", "plain", "sampled"]
 
@@ -186,6 +187,7 @@ class _Layer(torch.autograd.Function):
         ctx.save_for_backward(input, theta, log_sigma2, bias_log_sigma2, *output[1:])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         input, theta, log_sigma2, bias_log_sigma2, ratio, patches, weights = ctx.saved_tensors
         if gradients[0] is None:
@@ -463,7 +465,7 @@ def _sample(
         value += noise * deviation
         tl.store(ratio + source, 0.5 * noise / deviation, mask=wanted)
     target = member * places * outputs + (
-        (place // area * outputs * area + place % area)[:, None] + (o * area)[None, :]
+        ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
     )
     tl.store(output + target, value, mask=wanted)
 
@@ -488,7 +490,7 @@ def _pull(
     there = (place < places)[:, None] & (o < outputs)[None, :]
     wanted = (place < places)[:, None] & (o < wide)[None, :]
     source = member * places * outputs + (
-        (place // area * outputs * area + place % area)[:, None] + (o * area)[None, :]
+        ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
     )
     target = member * places * wide + (place[:, None].to(tl.int64) * wide + o[None, :])
     value = tl.load(gradient + source, mask=there, other=0.0)

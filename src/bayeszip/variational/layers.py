@@ -13,6 +13,7 @@ dict of the stock layer loads as it is; log σ² then keeps its value.
 
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ class VariationalLayer(nn.Module):
         weight_log_sigma2 = self.weight_log_sigma2
         if weight_log_sigma2 is None or not (self.training and self.noise):
             return self._linear(input, self.weight, self.bias, *context)
-        fused = self._fused(input, self.weight, weight_log_sigma2)
+        fused = self._fused(input, self.weight, self.bias, weight_log_sigma2)
         if fused is not None:
             return fused
         mean = self._linear(input, self.weight, self.bias, *context)
@@ -121,7 +122,7 @@ class VariationalLayer(nn.Module):
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
         return _sampled(mean, variance, self.generator)
 
-    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
+    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
         """A sample of the output by `gpu_layers`, or its mean without log σ²; None where that can't be or won't pay."""
         return None
 
@@ -141,12 +142,12 @@ class VariationalLinear(VariationalLayer, nn.Linear):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return F.linear(input, weight, bias)
 
-    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
-        if not _fits_kernels(input, weight):
+    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
+        if input.shape[-1] != weight.shape[1] or not _fits_kernels(input, weight):
             return None
         pixels = input.reshape(-1, weight.shape[1], 1, 1)
-        output = _through_kernels(self, pixels, weight, log_sigma2)
-        return None if output is None else output.view(*input.shape[:-1], -1)
+        output = _through_kernels(self, pixels, weight, bias, log_sigma2)
+        return None if output is None else output.view(*input.shape[:-1], len(weight))
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
@@ -174,16 +175,16 @@ class VariationalConv2d(_VariationalConv, nn.Conv2d):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         # Of many networks at once `vmap` would make one convolution with groups, which GPUs are slow at.
-        fused = self._fused(input, weight, None) if _is_batched(weight) else None
+        fused = self._fused(input, weight, bias, None) if _is_batched(weight) else None
         return super()._linear(input, weight, bias) if fused is None else fused
 
-    def _fused(self, input: Tensor, weight: Tensor, log_sigma2: Tensor | None) -> Tensor | None:
+    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
         plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        if not (plain and input.dim() == 4 and _fits_kernels(input, weight)):
+        fits = input.dim() == 4 and input.shape[1] == weight.shape[1]
+        if not (plain and fits and _fits_kernels(input, weight)):
             return None
-        return _through_kernels(
-            self, input, weight, log_sigma2, self.kernel_size, self.stride, self.padding, self.dilation
-        )
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return _through_kernels(self, input, weight, bias, log_sigma2, *geometry)
 
 
 class VariationalConv3d(_VariationalConv, nn.Conv3d):
@@ -257,21 +258,27 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
 def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
     """Whether the fused kernels take these: on a GPU, in float32, with nothing that would have them otherwise."""
     exact = input.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return exact and on_triton(input, batched=True)
+    return exact and input.numel() > 0 and on_triton(input, batched=True)
 
 
 def _through_kernels(
-    layer: VariationalLayer, input: Tensor, weight: Tensor, log_sigma2: Tensor | None, *geometry: Any
+    layer: VariationalLayer,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    log_sigma2: Tensor | None,
+    *geometry: Any,
 ) -> Tensor | None:
     from bayeszip.variational import gpu_layers
 
     shape = gpu_layers.Geometry(*geometry)
-    if not (_is_batched(weight) or gpu_layers.pays(input, len(weight), shape)):
+    too_small = min(shape.output(*input.shape[2:])) < 1  # torch has the words for it
+    if too_small or not (_is_batched(weight) or gpu_layers.pays(input, len(weight), shape)):
         return None
     kernels = weight.view(*weight.shape[:2], *shape.kernel)
     if log_sigma2 is None:
-        return gpu_layers.plain(input, kernels, layer.bias, shape)
-    deviations = (log_sigma2.view_as(kernels), layer.bias, layer.bias_log_sigma2)
+        return gpu_layers.plain(input, kernels, bias, shape)
+    deviations = (log_sigma2.view_as(kernels), bias, layer.bias_log_sigma2)
     return gpu_layers.sampled(input, kernels, *deviations, shape, VARIANCE_FLOOR, layer.generator)
 
 
@@ -290,8 +297,24 @@ def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) 
 
 def on_triton(tensor: Tensor, batched: bool = False) -> bool:
     """Whether kernels written in triton can take it, those over which `vmap` runs too (`batched`); else torch's do."""
-    plain = not torch.compiler.is_compiling() and (batched or not _is_batched(tensor))
-    return tensor.is_cuda and plain and importlib.util.find_spec("triton") is not None
+    if not tensor.is_cuda or torch.compiler.is_compiling() or not _has_triton():
+        return False
+    functorch = torch._C._functorch
+    if _is_batched(tensor):
+        # Once, and in no other transform.
+        inner = functorch.get_unwrapped(tensor)
+        return batched and not functorch.is_functorch_wrapped_tensor(inner) and _is_current(tensor)
+    return not functorch.is_functorch_wrapped_tensor(tensor) and _is_current(tensor)
+
+
+def _is_current(tensor: Tensor) -> bool:
+    """Whether it lies on the GPU on which triton would launch."""
+    return tensor.device.index == torch.cuda.current_device()
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _is_batched(tensor: Tensor) -> bool:
