@@ -38,6 +38,7 @@ def table_section(runs: Runs, taken: Runs) -> list[str]:
         "pretrained network: its accuracy is that of 64 shared values, its size in the paper's accounting that of",
         "dense float32.",
         *([seconds_line(taken)] if taken else []),
+        *alone_lines(runs),
         "",
     ]
     for model, printed in PRINTED.items():
@@ -64,6 +65,16 @@ def seconds_line(taken: Runs) -> str:
     seconds = sum(entry["seconds"] for entry in taken)
     devices = " and ".join(sorted({entry["device"] for entry in taken}))
     return f"Training and coding took {seconds:.0f} s on one {devices}; the device of each run is in its record."
+
+
+def alone_lines(runs: Runs) -> list[str]:
+    """What runs took that were trained by themselves on a GPU."""
+    return [
+        f"`{run['recipe']['name']}` on one {TITLES[run['model']]} alone, "
+        f"{' + '.join(str(phase['epochs']) for phase in run['recipe']['phases'])} epochs: {run['seconds']:.1f} s."
+        for run in runs
+        if run["trained_together"] == 1 and run["device"] != "cpu" and run["recipe"]["phases"]
+    ]
 
 
 def short_table(runs: Runs) -> list[str]:
