@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import recipe
-from bench import Bench
-from runs import Run, parser
+from bench import run_experiment
+from runs import Run
 
 MODEL = "lenet-300-100"
 
@@ -44,9 +44,7 @@ def planned(seeds: int = 5, epochs_scale: float = 1.0) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
-    Bench(options.device, options.pretrained, options.together).record("ablation", runs)
+    run_experiment("ablation", planned, __doc__, arguments)
 
 
 if __name__ == "__main__":

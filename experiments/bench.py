@@ -44,7 +44,19 @@ from bayeszip.recipe import MixtureStart, recipe
 from bayeszip.result import write_weights
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, MixturePrior, to_stock, to_variational
-from runs import EVALUATION_BATCH, RESULTS, Run, Trained, file_and_record, in_order, mnist, pretrained, weights_file
+from runs import (
+    EVALUATION_BATCH,
+    RESULTS,
+    Run,
+    Trained,
+    file_and_record,
+    in_order,
+    mnist,
+    parser,
+    pretrained,
+    recorded_recipe,
+    weights_file,
+)
 
 #: Networks trained at once on a GPU: one alone leaves it waiting for the next small kernel.
 TOGETHER = 32
@@ -427,7 +439,7 @@ def _closing_kind(run: Run) -> tuple[Any, ...]:
 def _is_recorded(path: Path, run: Run) -> bool:
     if not path.exists():
         return False
-    if json.loads(path.read_text(encoding="utf-8"))["recipe"] != json.loads(run.settings.to_json()):
+    if recorded_recipe(path) != run.settings:
         raise RecipeError(f"{path.parent} was recorded with other settings; move it away to run it with these")
     return True
 
@@ -449,3 +461,17 @@ def _with_codebook(tensors: Mapping[str, QuantizedTensor], codebook: np.ndarray)
 def _one_thread() -> None:
     """A process of many keeps to one core."""
     torch.set_num_threads(1)
+
+
+def run_experiment(
+    name: str,
+    planned: Callable[[int, float], list[Run]],
+    description: str | None,
+    arguments: Sequence[str] | None,
+    seeds: int = 5,
+    epochs_scale: float = 1.0,
+) -> None:
+    """An experiment's command line: do those of its planned runs that are asked for and have no record yet."""
+    options = parser(description, seeds, epochs_scale).parse_args(arguments)
+    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
+    Bench(options.device, options.pretrained, options.together).record(name, runs)

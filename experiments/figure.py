@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import recipe
-from bench import Bench
-from runs import Run, parser
+from bench import run_experiment
+from runs import Run
 
 #: Mostly by the dense network, whose outputs are softened more.
 TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
@@ -68,9 +68,7 @@ def planned(seeds: int = 1, epochs_scale: float = 0.6) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, seeds=1, epochs_scale=0.6).parse_args(arguments)
-    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
-    Bench(options.device, options.pretrained, options.together).record("figure", runs)
+    run_experiment("figure", planned, __doc__, arguments, seeds=1, epochs_scale=0.6)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -92,6 +93,11 @@ def coded(run: Run, trained: Trained, pretrained_in: Path) -> Result:
             history=trained.history,
         ),
     )
+
+
+def recorded_recipe(path: Path) -> Recipe:
+    """The recipe in a record; settings that it doesn't know of are at their defaults."""
+    return Recipe.from_json(json.dumps(json.loads(path.read_text(encoding="utf-8"))["recipe"]))
 
 
 @cache

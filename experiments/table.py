@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from bayeszip.recipe import recipe
-from bench import Bench
-from runs import Run, parser
+from bench import run_experiment
+from runs import Run
 
 MODELS = ("lenet-300-100", "lenet-5")
 METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")
@@ -27,9 +27,7 @@ def planned(seeds: int = 5, epochs_scale: float = 1.0) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
-    Bench(options.device, options.pretrained, options.together).record("table", runs)
+    run_experiment("table", planned, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,13 @@ def test_the_pages_are_rendered_from_the_records(monkeypatch):
 def test_every_planned_run_is_there_with_the_recipe_that_the_experiment_has(monkeypatch, experiment):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     planned = runpy.run_path(str(ROOT / "experiments" / f"{experiment}.py"))["planned"]()
+    recorded_recipe = runpy.run_path(str(ROOT / "experiments" / "runs.py"))["recorded_recipe"]
     names = {path.parent.name for path in (ROOT / "results" / experiment).glob("*/result.json")}
     assert names == {run.name for run in planned}
     for run in planned:
-        record = json.loads((ROOT / "results" / experiment / run.name / "result.json").read_text(encoding="utf-8"))
-        assert record["recipe"] == json.loads(run.settings.to_json())
+        path = ROOT / "results" / experiment / run.name / "result.json"
+        assert recorded_recipe(path) == run.settings
+        record = json.loads(path.read_text(encoding="utf-8"))
         assert (record["model"], record["seed"]) == (run.model, run.seed)
 
 
