@@ -133,6 +133,9 @@ class Bench:
         """
         missing = [run for run in runs if not _is_recorded(RESULTS / experiment / run.name / "result.json", run)]
         if not missing:
+            Console(stderr=True).print(
+                f"{experiment}: all {len(runs)} runs have their records in {RESULTS / experiment}"
+            )
             return
         began = time.perf_counter()
         try:
@@ -473,5 +476,8 @@ def run_experiment(
 ) -> None:
     """An experiment's command line: do those of its planned runs that are asked for and have no record yet."""
     options = parser(description, seeds, epochs_scale).parse_args(arguments)
-    runs = [run for run in planned(options.seeds, options.epochs_scale) if options.only in run.name]
+    everything = planned(options.seeds, options.epochs_scale)
+    runs = [run for run in everything if options.only in run.name]
+    if not runs:
+        raise RecipeError(f"no run of {name} has {options.only!r} in its name, which is like {everything[0].name}")
     Bench(options.device, options.pretrained, options.together).record(name, runs)
