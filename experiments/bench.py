@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from bayeszip import data, pipeline
 from bayeszip.errors import RecipeError, TrainingError
-from bayeszip.files import create_folder, write_atomically
+from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Phase, Watcher, evaluate, fit
 from bayeszip.fitting.ensemble import Member, close_together, fit_together
 from bayeszip.fitting.shared_values import SharedValues
@@ -141,8 +141,12 @@ class Bench:
         try:
             self.pretrain((run.model, run.seed) for run in missing)
             failures = self._record(experiment, missing, finish or file_and_record)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "interrupted; runs that are recorded stay, the same command does the others"
+            ) from None
         finally:
-            self._note_seconds(experiment, time.perf_counter() - began, len(missing))
+            self._note_seconds(experiment, time.perf_counter() - began, missing)
         if failures:
             raise ExceptionGroup(f"{len(failures)} of {len(missing)} runs failed", failures)
 
@@ -169,14 +173,16 @@ class Bench:
             failures += bar.say_all(as_completed(files))
         return failures
 
-    def _note_seconds(self, experiment: str, seconds: float, runs: int) -> None:
-        """Add to `seconds.json` what a part of an experiment took, pretraining included if there was any."""
+    def _note_seconds(self, experiment: str, seconds: float, runs: Sequence[Run]) -> None:
+        """Add to `seconds.json` what some runs took, if any were done, and pretraining if there was any."""
         path = RESULTS / experiment / "seconds.json"
+        done = sum((path.parent / run.name / "result.json").exists() for run in runs)
+        if not done:
+            return
         taken = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         taken.append(
-            {"seconds": round(seconds, 1), "runs": runs, "device": self.device_name, "together": self.together}
+            {"seconds": round(seconds, 1), "runs": done, "device": self.device_name, "together": self.together}
         )
-        create_folder(path.parent)
         write_atomically(path, (json.dumps(taken, indent=1) + "\n").encode())
 
     def _groups(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
@@ -412,7 +418,7 @@ class _Bar:
 @contextlib.contextmanager
 def _progress(title: str, epochs: int) -> Iterator[_Bar]:
     with Progress(*Progress.get_default_columns(), console=Console(stderr=True, soft_wrap=True)) as progress:
-        yield _Bar(progress, progress.add_task(title, total=epochs))
+        yield _Bar(progress, progress.add_task(title, total=epochs or 1, completed=0 if epochs else 1))
 
 
 class _History(Watcher):

@@ -136,5 +136,7 @@ def parser(description: str | None, seeds: int = 5, epochs_scale: float = 1.0) -
     options.add_argument(
         "--pretrained", type=Path, default=RESULTS / "pretrained", help="where pretrained networks are"
     )
-    options.add_argument("--epochs-scale", type=float, default=epochs_scale, help="factor on all epochs")
+    options.add_argument(
+        "--epochs-scale", type=float, default=epochs_scale, help="factor on all epochs but those of pretraining"
+    )
     return options

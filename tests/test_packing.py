@@ -214,3 +214,15 @@ def test_the_commands(image, tmp_path, monkeypatch, capsys):
     assert "written to" in run(monkeypatch, capsys, "export", "w.bayz", "back.safetensors")
     assert load_file("back.safetensors").keys() == network().state_dict().keys()
     assert "the whole file" in run(monkeypatch, capsys, "pack", "w.safetensors", "-o", "w.bayz", "--max-error", 0.01)
+
+
+def test_the_report_says_how_far_weights_moved():
+    torch.manual_seed(0)
+    weights = {"w": torch.randn(60, 50), "b": torch.randn(60)}
+    coarse, fine = (bayeszip.pack(weights, components=count) for count in (4, 256))
+    decoded = torch.from_numpy(coarse.compressed.tensors["w"].dequantize())
+    moved = float((decoded - weights["w"]).norm() / weights["w"].norm())
+    assert coarse.moved == pytest.approx(moved, rel=1e-5)
+    assert f"{100 * moved:.2g} % of their size" in coarse.report()
+    assert fine.moved < 0.1 * coarse.moved
+    assert bayeszip.pack({"w": torch.zeros(3, 4)}).moved == 0

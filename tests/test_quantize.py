@@ -214,3 +214,13 @@ def test_a_fit_makes_zeros_too():
     given = posterior(decayed(), -40.0)
     symbols = quantize(given, Quantization(assignment="fit", components=16))["w"].symbols
     assert (symbols == 0).mean() > 0.85
+
+
+def test_values_that_would_add_up_in_an_output_stay():
+    generator = np.random.default_rng(5)
+    weights = np.where(
+        generator.random((64, 4096)) < 0.95, generator.normal(3e-4, 1e-5, (64, 4096)), generator.normal(size=(64, 4096))
+    ).astype(np.float32)
+    inputs = generator.random(4096)
+    exact, ours = weights @ inputs, cluster(weights, 64).dequantize() @ inputs
+    assert np.linalg.norm(ours - exact) < 0.04 * np.linalg.norm(exact)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,10 +221,23 @@ def pack(
     }
     if network is None:
         kept = {name: quantized.get(name) or graph.to_raw(tensor, name) for name, tensor in tensors.items()}
-        return coded(CompressedModel(kept), coding or Coding(), None)
+        result = coded(CompressedModel(kept), coding or Coding(), None)
+        return dataclasses.replace(result, moved=_moved(tensors, quantized))
+    moved = _moved(tensors, quantized)
     write_weights(network, quantized)
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    return Form(network, inputs, coding or Coding()).code(quantized)
+    return dataclasses.replace(Form(network, inputs, coding or Coding()).code(quantized), moved=moved)
+
+
+def _moved(tensors: Mapping[str, Tensor], quantized: Mapping[str, QuantizedTensor]) -> float:
+    """How far quantization moves weights, as a share of their size; root mean squares of both."""
+    distance = size = 0.0
+    for name, tensor in quantized.items():
+        weights = tensors[name].detach().cpu().double().numpy()
+        with np.errstate(over="ignore"):
+            distance += float(np.square(tensor.dequantize() - weights).sum())
+            size += float(np.square(weights).sum())
+    return math.sqrt(distance / size) if 0 < size < math.inf else 0.0
 
 
 def verify(

@@ -38,8 +38,9 @@ __all__ = [
 
 _CHUNK = 2**20
 
-#: Share of the squared error by which more of it makes no difference.
+#: Share of the squared error by which more of it makes no difference, and that of an output's error.
 LOST = 0.01
+LOST_IN_A_SUM = 0.3
 
 #: Types that shared values may be rounded to; they are held in float32.
 Precision = Literal["float16", "bfloat16", "float32"]
@@ -166,11 +167,19 @@ def _with_zero(values: np.ndarray, symbols: Mapping[str, np.ndarray], weights: M
     if not counts[1:].any():
         return values
     smallest = 1 + int(np.abs(values[1:]).argmin())
+    size = abs(float(values[smallest]))
     if 2 * counts[smallest] <= counts[1:].sum():
         return values
-    error = sum(float(np.square(values[symbols[name]] - weights[name]).sum()) for name in symbols)
-    if counts[smallest] * values[smallest] ** 2 > LOST * error:
+    errors = {name: np.square(values[array] - weights[name]) for name, array in symbols.items()}
+    if counts[smallest] * size**2 > LOST * sum(float(error.sum()) for error in errors.values()):
         return values
+    for name, error in errors.items():
+        if error.ndim < 2:
+            continue
+        # All moves have one sign: in the sum that an output is, they add up where errors partly cancel.
+        moved = size * np.count_nonzero(symbols[name].reshape(len(error), -1) == smallest, axis=1).max(initial=0)
+        if moved > LOST_IN_A_SUM * float(np.sqrt(error.sum() / max(1, len(error)))):
+            return values
     return np.where(np.arange(values.size) == smallest, 0.0, values)
 
 

@@ -51,6 +51,8 @@ class Result:
     accuracy: float | None = None
     #: None if nothing was trained.
     fit: Fit | None = None
+    #: How far `pack` moved weights, as a share of their size.
+    moved: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -85,6 +87,8 @@ class Result:
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
+        if self.moved is not None:
+            yield "weights moved by", f"{100 * self.moved:.2g} % of their size (root mean square)"
         if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
             before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
             yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"

@@ -29,7 +29,9 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [table: 5, figure: 1].")] = None,
     device: DeviceOption = "auto",
     only: Annotated[str, typer.Option(help="Only runs whose name contains this, such as lenet-5 or vd+sws.")] = "",
-    epochs_scale: Annotated[float | None, typer.Option(help="Factor on all epochs, for a trial.")] = None,
+    epochs_scale: Annotated[
+        float | None, typer.Option(help="Factor on all epochs but pretraining's, for a trial.")
+    ] = None,
     together: Annotated[
         int | None, typer.Option(min=1, help="Networks trained at once, as one batched model [32 on a GPU].")
     ] = None,
