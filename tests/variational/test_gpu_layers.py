@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from bayeszip.variational import to_variational, variational_weights
 
@@ -186,6 +186,24 @@ def test_layers_use_it(calls):
     assert len(calls) == 2
     network(inputs).sum().backward()
     assert all(weight.log_sigma2.grad is not None for weight in variational_weights(network))
+
+
+def test_layers_of_many_networks_use_it(calls):
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 5)).to(DEVICE)
+    to_variational(network, log_sigma2=-40.0)
+    network.train()
+    rows = {name: torch.stack([p.detach(), p.detach() + 0.1]) for name, p in network.named_parameters()}
+    inputs = torch.randn(2, 4, 1, 4, 4, device=DEVICE)
+
+    def one(parameters, batch):
+        return functional_call(network, parameters, (batch,))
+
+    together = vmap(one, randomness="different")(rows, inputs)
+    assert len(calls) == 2
+    network.eval()
+    for member in range(2):
+        alone = one({name: part[member] for name, part in rows.items()}, inputs[member])
+        torch.testing.assert_close(together[member], alone, rtol=1e-3, atol=2e-3)
 
 
 def test_what_it_is_not_for_is_left_to_torch(calls):
