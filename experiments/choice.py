@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bayeszip.files import create_folder
-from bayeszip.recipe import recipe
 from bench import Bench
-from figure import FROM, TAUGHT
+from figure import TAUGHT, varied_runs
 from runs import RESULTS, Run, Trained, coded, paper_bytes, parser
 
 MODEL = "lenet-300-100"
@@ -54,17 +53,7 @@ VARIED: dict[str, Sequence[str]] = {
 
 
 def planned(seeds: int = 2, epochs_scale: float = 1.0) -> list[Run]:
-    return [
-        Run(
-            f"{method} {settings}",
-            MODEL,
-            recipe(method).override(*FROM[method].split(), *settings.split(), f"epochs_scale={epochs_scale}"),
-            seed,
-        )
-        for method, varied in VARIED.items()
-        for settings in varied
-        for seed in range(seeds)
-    ]
+    return varied_runs(MODEL, VARIED, seeds, epochs_scale)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,8 +5,9 @@
 Settings of the table were chosen from the validation accuracies of these runs.
 """
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bayeszip.recipe import recipe
 from bench import run_experiment
@@ -54,15 +55,21 @@ FROM = {
 
 
 def planned(seeds: int = 1, epochs_scale: float = 0.6) -> list[Run]:
+    runs = varied_runs("lenet-5", VARIED, seeds, epochs_scale)
+    return [dataclasses.replace(run, name=f"{run.name} seed-{run.seed}".replace(" ", "_")) for run in runs]
+
+
+def varied_runs(model: str, varied: Mapping[str, Sequence[str]], seeds: int, epochs_scale: float) -> list[Run]:
+    """A run for each of the settings and seeds, named by method and settings."""
     return [
         Run(
-            f"{method} {settings} seed-{seed}".replace(" ", "_"),
-            "lenet-5",
+            f"{method} {settings}",
+            model,
             recipe(method).override(*FROM[method].split(), *settings.split(), f"epochs_scale={epochs_scale}"),
             seed,
         )
-        for method, varied in VARIED.items()
-        for settings in varied
+        for method, many in varied.items()
+        for settings in many
         for seed in range(seeds)
     ]
 

@@ -9,7 +9,7 @@ import torch
 
 from bayeszip import codec, pipeline
 from bayeszip.loaders import load_data
-from bayeszip.record import file_figures
+from bayeszip.record import bytes_by_part, file_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = sorted(ROOT.glob("results/*/*/result.json"))
@@ -35,6 +35,9 @@ def test_a_file_gives_the_figures_of_its_record(path, test_set, paper_bytes):
     # Another machine may round a tie between two outputs the other way.
     assert figures.pop("accuracy") == pytest.approx(record["accuracy"], abs=2e-4)
     assert figures == {name: record[name] for name in figures}
+    parts = bytes_by_part(blob)
+    assert record["bytes_by_part"] == parts
+    assert sum(parts.pop("tensors").values()) + sum(parts.values()) == len(blob)
     model = codec.decode(blob)
     assert codec.encode(model) == blob
     if "paper_bytes" in record:

@@ -20,7 +20,7 @@ from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import evaluate
 from bayeszip.pipeline import Result
 
-__all__ = ["file_figures", "write_record"]
+__all__ = ["bytes_by_part", "file_figures", "write_record"]
 
 
 def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
@@ -36,6 +36,12 @@ def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, T
     }
 
 
+def bytes_by_part(blob: bytes) -> dict[str, Any]:
+    """Where the bytes of a file are: those of each tensor, and what is around them; all add up to the file."""
+    description = codec.describe(blob)
+    return {"tensors": {tensor.name: tensor.bytes for tensor in description.tensors}, **description.parts}
+
+
 def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[str, Any]) -> None:
     """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
 
@@ -47,6 +53,7 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
         raise ModelError("nothing was trained, so there is no run to record")
     record = {
         **figures,
+        "bytes_by_part": bytes_by_part(result.blob),
         "validation_accuracy": result.accuracy,
         "validation_accuracy_before": fit.accuracy_before,
         "shapes": {name: list(tensor.shape) for name, tensor in result.compressed.tensors.items()},
