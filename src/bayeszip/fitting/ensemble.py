@@ -342,6 +342,7 @@ class _Together:
         if self.log_sigma2 is None:
             return [0.0] * len(self.members)
         if self.mixtures is not None:
+            self.mixtures.write_back()
             return self.mixtures.zeros(self._gaussian())
         alive = log_alpha(self._gaussian(), self.log_sigma2.values) < PRUNING_LOG_ALPHA
         return (1 - alive.float().mean(dim=1)).tolist()
@@ -402,8 +403,7 @@ class _Mixtures:
 
     @torch.no_grad()
     def zeros(self, means_of_weights: Tensor) -> list[float]:
-        """For each member the share of weights whose component is that of zero."""
-        self.write_back()
+        """For each member the share of weights whose component is that of zero, by the mixtures as written back."""
         rows = zip(self.priors, means_of_weights, strict=True)
         return [1 - torch.count_nonzero(prior.assign(row)).item() / row.numel() for prior, row in rows]
 
