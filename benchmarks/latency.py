@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
 from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.onnx import to_onnx
+from bayeszip.loading import read_model
 from bayeszip.models import LeNet5
-from bayeszip.pipeline import read_model
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 
 CODEBOOK = np.linspace(-0.08, 0.08, 9, dtype=np.float32)[[4, 0, 1, 2, 3, 5, 6, 7, 8]]

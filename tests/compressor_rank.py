@@ -40,7 +40,7 @@ def main(rank, world, meeting, settings):
         optimizer.step()
         compressor.step()
     digest = hashlib.sha256()
-    for parameter in (*model.parameters(), *compressor.prior.parameters()):
+    for parameter in (*model.parameters(), *compressor.terms[1].parameters()):
         digest.update(parameter.detach().numpy().tobytes())
     stats = compressor.stats()
     result = compressor.finalize(example_inputs=(data()[0][:2],)) if rank == 0 else None

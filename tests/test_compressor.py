@@ -9,9 +9,8 @@ from torch import nn
 
 import bayeszip
 from bayeszip.compressor import Compressor
-from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TargetError, TrainingError
-from bayeszip.fitting import Watcher, evaluate
+from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
 from bayeszip.recipe import recipe
 from bayeszip.variational.layers import VariationalLinear
@@ -35,7 +34,7 @@ def blobs(n=N, features=12, classes=3, seed=0):
 
 
 def batches(seed=0):
-    return Batches(*blobs(seed=seed), 64, shuffle=True, seed=seed)
+    return ResidentBatches(*blobs(seed=seed), 64, shuffle=True, seed=seed)
 
 
 def in_order():
@@ -91,7 +90,7 @@ def compressor_of(model, settings=RECIPE, **options):
 
 
 def everything(compressor):
-    return [*compressor.model.named_parameters(), *compressor.prior.named_parameters()]
+    return [*compressor.model.named_parameters(), *compressor.terms[1].named_parameters()]
 
 
 def accuracy(network):
@@ -205,7 +204,7 @@ def test_phases_follow_each_other_with_their_rates_and_widths(model):
         seen.append(compressor.phase.name)
         compressor.step()
     assert seen == ["vd"] * 40 + ["vd+sws"] * 20
-    assert compressor.prior.log_precisions.exp().rsqrt().max().item() == pytest.approx(0.003, rel=1e-3)
+    assert compressor.terms[1].log_precisions.exp().rsqrt().max().item() == pytest.approx(0.003, rel=1e-3)
     assert optimizer.param_groups[0]["lr"] == 0
 
 
@@ -231,7 +230,7 @@ def test_gradients_can_be_added_where_the_loss_is_out_of_reach(model):
         else:
             loss.backward()
             compressor.add_gradients()
-    assert any(parameter.grad.abs().sum() > 0 for parameter in one.prior.parameters())
+    assert any(parameter.grad.abs().sum() > 0 for parameter in one.terms[1].parameters())
     for (name, a), (_, b) in zip(everything(one), everything(two), strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-7), name
 

@@ -148,12 +148,12 @@ def tiny():
 
 LOADERS = """
 import torch
-from bayeszip.data import Batches
+from bayeszip.fitting import ResidentBatches
 
 def loaders():
     x = torch.randn(240, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y = (x.mean((1, 2, 3)) > 0).long()
-    return Batches(x, y, 48, shuffle=True), Batches(x, y, 120)
+    return ResidentBatches(x, y, 48, shuffle=True), ResidentBatches(x, y, 120)
 """
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bayeszip
-from bayeszip.data import Batches
+from bayeszip.fitting import ResidentBatches
 from bayeszip.recipe import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
             super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
     x = torch.randn(64, 6)
-    loader = Batches(x, (x[:, 0] > 0).long(), 16)
+    loader = ResidentBatches(x, (x[:, 0] > 0).long(), 16)
     names = {"model": MyNet(), "MyNet": MyNet, "train_loader": loader, "val_loader": loader, "x": x[:2]}
     exec(first, names)
     assert (tmp_path / "net.bayz").stat().st_size == names["result"].bytes

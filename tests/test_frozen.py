@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import bayeszip
-from bayeszip.data import Batches
 from bayeszip.errors import ModelError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.recipe import recipe
 from bayeszip.tensors import QuantizedTensor, RawTensor
 
@@ -26,7 +25,7 @@ def network() -> nn.Sequential:
 
 
 def compress(net: nn.Module) -> bayeszip.Result:
-    return bayeszip.compress(net, Batches(INPUTS, LABELS, 16), recipe=QUICK, device="cpu", watcher=Silent())
+    return bayeszip.compress(net, ResidentBatches(INPUTS, LABELS, 16), recipe=QUICK, device="cpu", watcher=Silent())
 
 
 def test_a_frozen_layer_is_neither_trained_nor_quantized():

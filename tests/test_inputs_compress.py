@@ -12,9 +12,8 @@ from torch.nn.utils import parametrizations, parametrize
 
 import bayeszip
 from bayeszip import codec
-from bayeszip.data import Batches
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
 
@@ -32,7 +31,7 @@ class Silent(Watcher):
 
 
 def compress(network, *, data=None, settings=QUICK, **options):
-    batches = Batches(INPUTS, LABELS, 8) if data is None else data
+    batches = ResidentBatches(INPUTS, LABELS, 8) if data is None else data
     return bayeszip.compress(network, batches, recipe=settings, device="cpu", watcher=Silent(), **options)
 
 
@@ -122,7 +121,7 @@ def test_tensors_and_types(name):
     network = TENSORS[name]()
     dtype = next(p.dtype for p in network.parameters() if p.is_floating_point())
     inputs = INPUTS.to(dtype) if dtype.itemsize > 1 else INPUTS
-    result = compress(network, data=Batches(inputs, LABELS, 8))
+    result = compress(network, data=ResidentBatches(inputs, LABELS, 8))
     check(network, result, inputs)
 
 
@@ -304,7 +303,7 @@ def parametrized() -> nn.Sequential:
 def test_modules(name):
     network = MODULES[name]()
     inputs = INPUTS.to(next(network.parameters()).dtype)
-    result = compress(network, data=Batches(inputs, LABELS, 8))
+    result = compress(network, data=ResidentBatches(inputs, LABELS, 8))
     check(network, result, inputs)
 
 
@@ -312,7 +311,7 @@ def test_embedding_with_padding():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 3))
     words = torch.randint(0, 9, (24, 3))
-    result = compress(network, data=Batches(words, LABELS, 8))
+    result = compress(network, data=ResidentBatches(words, LABELS, 8))
     check(network, result, words)
     zeros = torch.zeros(1, 3, dtype=torch.long)
     assert torch.isfinite(result.network()(zeros)).all()
@@ -337,35 +336,35 @@ class TestRuns:
 
     def test_no_sample(self):
         with pytest.raises(DataError, match="gave no batch"):
-            compress(mlp(), data=Batches(INPUTS[:0], LABELS[:0], 8))
+            compress(mlp(), data=ResidentBatches(INPUTS[:0], LABELS[:0], 8))
 
     def test_no_sample_to_validate_on(self):
         with pytest.raises(DataError, match="nothing to evaluate on"):
             compress(mlp(), val_loader=[])
 
     def test_one_sample(self):
-        check(mlp(), compress(mlp(), data=Batches(INPUTS[:1], LABELS[:1], 8)))
+        check(mlp(), compress(mlp(), data=ResidentBatches(INPUTS[:1], LABELS[:1], 8)))
 
     def test_a_last_batch_of_one_with_batch_norm(self):
         message = r"phase vd, epoch 1 of 1: .* leave out a last batch of one example \(drop_last\)"
         with pytest.raises(TrainingError, match=message):
-            compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8))
-        check(batch_norm(), compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
+            compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8))
+        check(batch_norm(), compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
 
     def test_all_labels_equal(self):
-        result = compress(mlp(), data=Batches(INPUTS, torch.zeros_like(LABELS), 8))
+        result = compress(mlp(), data=ResidentBatches(INPUTS, torch.zeros_like(LABELS), 8))
         check(mlp(), result)
 
     def test_labels_out_of_range(self):
         with pytest.raises(TrainingError, match=r"phase vd, epoch 1 of 1: .* Target 7 is out of bounds"):
-            compress(mlp(), data=Batches(INPUTS, LABELS + 7, 8))
+            compress(mlp(), data=ResidentBatches(INPUTS, LABELS + 7, 8))
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_data_that_is_not_finite(self, value):
         inputs = INPUTS.clone()
         inputs[9, 2] = value
         with pytest.raises(TrainingError, match=r"step 2: the data \(inputs of 1 of 8 examples of the batch\)"):
-            compress(mlp(), data=Batches(inputs, LABELS, 8))
+            compress(mlp(), data=ResidentBatches(inputs, LABELS, 8))
 
     @pytest.mark.parametrize(
         "changes",

@@ -8,21 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.posterior import GaussianTensor, Mixture, Posterior
+from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization, _nearest_means, cluster, fit_mixture, quantize, round_codebook
+from bayeszip.variational import GaussianMixture
 
 
-def posterior(theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: Mixture | None = None) -> Posterior:
+def posterior(
+    theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: GaussianMixture | None = None
+) -> Posterior:
     theta = np.asarray(theta, np.float32)
     variance = np.broadcast_to(np.asarray(log_sigma2, np.float32), theta.shape)
-    return Posterior({"w": GaussianTensor(theta, variance)}, mixture)
+    return Posterior({"w": GaussianTensor(theta, variance)}, {} if mixture is None else {"mixture": mixture})
 
 
-def mixture(means: list[float], deviations: list[float], proportions: list[float]) -> Mixture:
-    return Mixture(np.array(means), -2 * np.log(deviations), np.log(proportions))
+def mixture(means: list[float], deviations: list[float], proportions: list[float]) -> GaussianMixture:
+    return GaussianMixture(np.array(means), -2 * np.log(deviations), np.log(proportions))
 
 
-def brute_force(theta: float, prior: Mixture) -> float:
+def brute_force(theta: float, prior: GaussianMixture) -> float:
     """The mean of the component with the largest π N(θ | μ, λ⁻¹)."""
     joint = []
     for mean, log_precision, log_proportion in zip(
@@ -51,7 +54,7 @@ def test_the_codebook_is_sorted_after_zero_and_shared_by_all_tensors():
         "a": GaussianTensor(np.array([0.5, 0.0], np.float32), np.full(2, -9.0, np.float32)),
         "b": GaussianTensor(np.array([[-0.3], [0.1]], np.float32), np.full((2, 1), -9.0, np.float32)),
     }
-    tensors = quantize(Posterior(weights, prior), Quantization())
+    tensors = quantize(Posterior(weights, {"mixture": prior}), Quantization())
     expected = np.array([0, -0.3, 0.1, 0.5], np.float32)  # nobody chose 9
     for tensor in tensors.values():
         np.testing.assert_array_equal(tensor.codebook, expected)

@@ -21,9 +21,8 @@ from typer.testing import CliRunner
 
 import bayeszip
 from bayeszip import cli
-from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, Interrupted, RecipeError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.checkpoint import Checkpoints
 from bayeszip.fitting.keeper import Checkpointing, Interval
 from bayeszip.progress import TrainingProgress, Watchers
@@ -61,10 +60,10 @@ class Acting(Watcher):
         self.warnings.append(message)
 
 
-def data(seed: int = 0, n: int = 128) -> Batches:
+def data(seed: int = 0, n: int = 128) -> ResidentBatches:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(n, 12, generator=generator)
-    return Batches(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long(), 32, shuffle=True, seed=seed)
+    return ResidentBatches(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long(), 32, shuffle=True, seed=seed)
 
 
 def net() -> nn.Module:

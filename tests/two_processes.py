@@ -11,12 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayeszip
-from bayeszip.data import Batches
 from bayeszip.errors import BayeszipError
-from bayeszip.fitting import Phase, Watcher, fit
+from bayeszip.fitting import Phase, ResidentBatches, Steering, Watcher, fit
 from bayeszip.fitting.launch import leave, make_engine
 from bayeszip.recipe import recipe
-from bayeszip.variational import MixturePrior, to_variational
+from bayeszip.variational import Divergence, MixturePrior, to_variational
 
 #: No multiple of the batch size, and the last batch of a pass has a single example: too few for two processes.
 EXAMPLES, BATCH = 181, 20
@@ -36,15 +35,23 @@ def network(*middle):
         return nn.Sequential(nn.Linear(6, 16), *middle, nn.ReLU(), nn.Linear(16, 2))
 
 
-class Keeping(Watcher):
-    def __init__(self, strength=1.0):
-        self.stats, self._strength = [], strength
+PARTS = ("data", "divergence", "mixture", "hyper-prior")
 
-    def on_epoch(self, stats, network, prior):
+
+class Keeping(Watcher):
+    def __init__(self):
+        self.stats = []
+
+    def on_epoch(self, stats, course):
         self.stats.append(stats)
 
     def on_warning(self, message):
         assert "going back to the start of the epoch" in message
+
+
+class Strength(Steering):
+    def __init__(self, strength):
+        self._strength = strength
 
     def strength(self):
         return self._strength
@@ -60,7 +67,7 @@ def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no
     """Tensors of the network and the mixture after two phases, and the history."""
     net = network(*middle)
     to_variational(net, log_sigma2=-6.0 if noise else -10.0, biases=True)
-    prior, watcher = MixturePrior(5, 0.3), Keeping(strength)
+    prior, watcher = MixturePrior(5, 0.3), Keeping()
     x, y = data()
     torch.manual_seed(1)
     fit(
@@ -68,12 +75,13 @@ def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no
         batches,
         phases(noise),
         n_data=EXAMPLES,
-        prior=prior,
-        validation=Batches(x, y, 50),
+        terms=(Divergence(), prior),
+        validation=ResidentBatches(x, y, 50),
         watcher=watcher,
+        steering=Strength(strength),
         engine=make_engine(CPU, accumulate=accumulate, mixed_precision=mixed_precision, seed=5),
     )
-    history = [[s.nll, s.kl, s.mixture, s.hyper_prior, s.accuracy, s.zeros] for s in watcher.stats]
+    history = [[*(s.parts.get(name, 0.0) for name in PARTS), s.accuracy, s.zeros] for s in watcher.stats]
     tensors = {**net.state_dict(), **{f"prior.{name}": value for name, value in prior.state_dict().items()}}
     return {
         **{name: value.double().contiguous() for name, value in tensors.items()},
@@ -84,7 +92,7 @@ def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no
 
 def resident(examples=EXAMPLES, **options):
     x, y = data()
-    return fitted(Batches(x[:examples], y[:examples], BATCH, shuffle=True, seed=3), **options)
+    return fitted(ResidentBatches(x[:examples], y[:examples], BATCH, shuffle=True, seed=3), **options)
 
 
 def loaded(**options):
@@ -101,8 +109,8 @@ def listed(**options):
 def compressed():
     x, y = data()
     brief = recipe("quick").override("epochs_scale=0.05", "all.tau1=0.1")
-    batches = Batches(x, y, BATCH, shuffle=True, seed=0)
-    result = bayeszip.compress(network(), batches, val_loader=Batches(x, y, 50), recipe=brief, device="cpu")
+    batches = ResidentBatches(x, y, BATCH, shuffle=True, seed=0)
+    result = bayeszip.compress(network(), batches, val_loader=ResidentBatches(x, y, 50), recipe=brief, device="cpu")
     sizes = [stats.bytes or 0 for stats in result.fit.history]
     return {"blob": torch.tensor(list(result.blob)), "sizes": torch.tensor(sizes)}
 
@@ -124,7 +132,7 @@ def resumed(folder):
         return loss_of(outputs, targets)
 
     def compress():
-        batches = Batches(x[:180], y[:180], BATCH, shuffle=True, seed=0)
+        batches = ResidentBatches(x[:180], y[:180], BATCH, shuffle=True, seed=0)
         keeping = bayeszip.Checkpointing(folder / "checkpoints", every="1epochs")
         brief = recipe("quick").override("epochs_scale=0.05", "all.tau1=0.1")
         return bayeszip.compress(

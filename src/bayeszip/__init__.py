@@ -15,11 +15,11 @@ _OWNERS = {
     "QuantizedTensor": "tensors",
     "RawTensor": "tensors",
     "Recipe": "recipe",
-    "Result": "pipeline",
+    "Result": "result",
     "TrainerCallback": "compressor.transformers",
-    "compress": "pipeline",
-    "load": "pipeline",
-    "pack": "pipeline",
+    "compress": "compressing",
+    "load": "loading",
+    "pack": "packing",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

@@ -1,7 +1,6 @@
 """What the command line is given by name: data sets, loaders of one's own, weights."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 
 from bayeszip import data
 from bayeszip.errors import DataError, ModelError
+from bayeszip.fitting import ResidentBatches
+from bayeszip.fitting.batches import Loader
 from bayeszip.models import made_by
 
 __all__ = ["Loaders", "load_data", "load_weights", "read_weights"]
-
-Batches = Iterable[tuple[Tensor, Tensor]]
 
 #: Images evaluated at once.
 EVALUATION_BATCH = 1000
@@ -27,9 +26,9 @@ EVALUATION_BATCH = 1000
 class Loaders:
     """Batches of the three splits; hyper-parameters are chosen on validation, test only reports."""
 
-    train: Batches
-    validation: Batches
-    test: Batches
+    train: Loader
+    validation: Loader
+    test: Loader
 
 
 def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) -> Loaders:
@@ -42,9 +41,9 @@ def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) ->
         dataset = data.load(spec)
         train, validation, test = (split.to(device) for split in (dataset.train, dataset.validation, dataset.test))
         return Loaders(
-            data.Batches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
-            data.Batches(validation.images, validation.labels, EVALUATION_BATCH),
-            data.Batches(test.images, test.labels, EVALUATION_BATCH),
+            ResidentBatches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
+            ResidentBatches(validation.images, validation.labels, EVALUATION_BATCH),
+            ResidentBatches(test.images, test.labels, EVALUATION_BATCH),
         )
     if not all(spec.partition(":")):
         raise DataError(f"unknown data {spec!r}; give mnist, idx:FOLDER or module:factory")

@@ -9,13 +9,14 @@ from functools import reduce
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
 
-__all__ = ["BUILT_IN", "LeNet5", "LeNet300", "build", "made_by", "parameter_count"]
+__all__ = ["BUILT_IN", "LeNet5", "LeNet300", "build", "build_seeded", "made_by", "parameter_count"]
 
 
 class LeNet300(nn.Module):
@@ -90,6 +91,13 @@ def build(name: str) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise ModelError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
     return network
+
+
+def build_seeded(name: str, seed: int) -> nn.Module:
+    """The network `name` (see `build`), its first values drawn from `seed`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build(name)
 
 
 def made_by(factory_name: str) -> Any:

@@ -20,9 +20,10 @@ from typing import Literal
 import numpy as np
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.posterior import GaussianTensor, Mixture, Posterior
+from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
 from bayeszip.tensors import QuantizedTensor
+from bayeszip.variational import GaussianMixture
 
 __all__ = [
     "Precision",
@@ -255,7 +256,7 @@ def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def fit_mixture(values: np.ndarray, components: int) -> Mixture:
+def fit_mixture(values: np.ndarray, components: int) -> GaussianMixture:
     """A mixture of `components` Gaussians of one width and one proportion, fitted to fixed values.
 
     By hard expectation-maximization: each value belongs to its most responsible component alone. Were widths and
@@ -274,7 +275,7 @@ def fit_mixture(values: np.ndarray, components: int) -> Mixture:
     elif not means.size:
         means = np.zeros(1)
     count = means.size
-    return Mixture(means, np.full(count, -np.log(variance)), np.full(count, -np.log(count)))
+    return GaussianMixture(means, np.full(count, -np.log(variance)), np.full(count, -np.log(count)))
 
 
 def _survivors(posterior: Posterior, prune_rate: float) -> np.ndarray:
@@ -290,7 +291,9 @@ def _pruned(weight: GaussianTensor, prune_rate: float) -> np.ndarray:
     return sigma2 >= prune_rate * (weight.theta.astype(np.float64) ** 2 + sigma2)
 
 
-def _assign(weight: GaussianTensor, mixture: Mixture, prune_rate: float, group: np.ndarray, first: int) -> np.ndarray:
+def _assign(
+    weight: GaussianTensor, mixture: GaussianMixture, prune_rate: float, group: np.ndarray, first: int
+) -> np.ndarray:
     """The symbol of each weight: the group of its most responsible component, counted from `first`; 0 if pruned."""
     flat = weight.theta.astype(np.float64).ravel()
     symbols = np.empty(flat.size, np.int64)
@@ -301,7 +304,7 @@ def _assign(weight: GaussianTensor, mixture: Mixture, prune_rate: float, group: 
     return np.where(_pruned(weight, prune_rate), 0, symbols.reshape(weight.theta.shape))
 
 
-def _merge(mixture: Mixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
+def _merge(mixture: GaussianMixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
     """Group components that coincide. Returns the group of each component and the value of each group.
 
     A group's value is its components' mean, weighted by proportion. With `pinned`, component 0 and all that merge

@@ -18,7 +18,7 @@ from bayeszip import __version__, codec
 from bayeszip.errors import ModelError
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import evaluate
-from bayeszip.pipeline import Result
+from bayeszip.result import Result
 
 __all__ = ["bytes_by_part", "file_figures", "write_record"]
 

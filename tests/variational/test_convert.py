@@ -10,7 +10,7 @@ from torch import nn
 from bayeszip.errors import ModelError
 from bayeszip.models import LeNet300
 from bayeszip.variational import VariationalLayer, to_stock, to_variational, variational_weights
-from bayeszip.variational.objective import kl_sum
+from bayeszip.variational.divergence import kl_sum
 
 
 class Tied(nn.Module):

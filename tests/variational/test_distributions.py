@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import integrate
 
-from bayeszip.fitting.loop import PRUNING_LOG_ALPHA
 from bayeszip.variational.distributions import (
+    PRUNING_LOG_ALPHA,
     kl_log_uniform,
     kl_log_uniform_slope,
     log_alpha,

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayeszip.variational import MixturePrior
-from bayeszip.variational import mixture as mixture_module
+from bayeszip.variational import MixturePrior, mixture_sum
 from bayeszip.variational.distributions import log_gamma_density, log_mixture
-from bayeszip.variational.mixture import NODE_SPACING, Components, log_mixture_sum
+from bayeszip.variational.mixture_sum import NODE_SPACING, Components, log_mixture_sum
 
 
 def test_start_values_are_table_3s():
@@ -175,8 +174,8 @@ def test_gradients_are_float64_finite_differences():
 
 def test_auto_takes_the_grid_where_it_pays(monkeypatch):
     taken = []
-    on_grid = mixture_module._on_grid
-    monkeypatch.setattr(mixture_module, "_on_grid", lambda *args: taken.append(args[2]) or on_grid(*args))
+    on_grid = mixture_sum._on_grid
+    monkeypatch.setattr(mixture_sum, "_on_grid", lambda *args: taken.append(args[2]) or on_grid(*args))
     theta, components = trained_case()
     log_mixture_sum([theta], components)
     assert len(taken) == 1
@@ -188,10 +187,10 @@ def test_auto_takes_the_grid_where_it_pays(monkeypatch):
 
 def test_memory_is_not_weights_times_components(monkeypatch):
     widths = []
-    evaluate = mixture_module._evaluate
-    monkeypatch.setattr(mixture_module, "_evaluate", lambda p, c: widths.append(p.numel() * 17) or evaluate(p, c))
+    evaluate = mixture_sum._evaluate
+    monkeypatch.setattr(mixture_sum, "_evaluate", lambda p, c: widths.append(p.numel() * 17) or evaluate(p, c))
     log_mixture_sum([torch.randn(300_000)], MixturePrior(17, 1.0).components(), "exact")
-    assert max(widths) <= mixture_module.CHUNK
+    assert max(widths) <= mixture_sum.CHUNK
     assert sum(widths) == 300_000 * 17
 
 

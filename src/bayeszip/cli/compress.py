@@ -26,10 +26,10 @@ from bayeszip.errors import RecipeError, TargetError
 
 if TYPE_CHECKING:
     from bayeszip.fitting import Watcher
-    from bayeszip.fitting.batches import Batches
-    from bayeszip.pipeline import Result
+    from bayeszip.fitting.batches import Loader
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
+    from bayeszip.result import Result
 
 __all__ = ["compress"]
 
@@ -103,7 +103,8 @@ def compress(
 
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
-    from bayeszip import models, pipeline
+    from bayeszip import compressing, models
+    from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_weights
@@ -121,15 +122,15 @@ def compress(
     checkpoints = (
         None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
     )
-    target = pipeline.resolve_device(device)
-    network = pipeline.build_seeded(model, seed)
+    target = resolve_device(device)
+    network = models.build_seeded(model, seed)
     if weights is not None:
         load_weights(network, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
     with _missed_is_recorded(run, loaders.test), _watched(chosen, pretrain, run, log) as watcher:
-        result = pipeline.compress(
+        result = compressing.compress(
             network,
             loaders.train,
             val_loader=loaders.validation,
@@ -160,7 +161,7 @@ def _check_places(output: Path, run: Path | None) -> None:
             create_folder(run)
 
 
-def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, as_json: bool) -> None:
+def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, as_json: bool) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
@@ -179,7 +180,7 @@ def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, 
 
 
 @contextlib.contextmanager
-def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
+def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays in the folder of the run."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record

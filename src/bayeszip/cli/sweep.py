@@ -91,8 +91,8 @@ def sweep(
     `bayeszip sweep lenet-300-100 --recipe quick --vary all.tau1=0.3:5:log --vary mixture.components=9,17,33 -o sweep`
     """
     from bayeszip import models
+    from bayeszip.devices import local_rank
     from bayeszip.files import create_folder
-    from bayeszip.fitting.launch import local_rank
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, work, write_front
 
@@ -125,13 +125,14 @@ def sweep(
 
 def _preparation(model: str, weights: Path | None, data: str, seed: int, device: str) -> "Preparation":
     """How to make the network and the loaders for a trial."""
-    from bayeszip import pipeline
+    from bayeszip import models
+    from bayeszip.devices import resolve_device
     from bayeszip.loaders import load_data, load_weights
 
-    target = pipeline.resolve_device(device)
+    target = resolve_device(device)
 
     def prepare(recipe: "Recipe") -> "tuple[nn.Module, Loaders]":
-        network = pipeline.build_seeded(model, seed)
+        network = models.build_seeded(model, seed)
         if weights is not None:
             load_weights(network, weights)
         return network, load_data(data, batch_size=recipe.batch_size, seed=seed, device=target)

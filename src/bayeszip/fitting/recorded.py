@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from bayeszip.data import Batches
-from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
+from bayeszip.fitting.course import Course, Dials
+from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.steps import take_step
 
 __all__ = [
     "STEPS_AT_ONCE",
@@ -40,7 +40,7 @@ def can_be_recorded(batches: object, device: torch.device) -> bool:
     """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay."""
     return (
         device.type == "cuda"
-        and isinstance(batches, Batches)
+        and isinstance(batches, ResidentBatches)
         and batches.inputs.is_cuda
         and batches.shuffle
         and batches.n_examples // batches.batch_size > 2 * WARM_UP
@@ -58,19 +58,18 @@ class RecordedSteps:
 
     def __init__(
         self,
-        problem: Problem,
-        phase: Phase,
+        course: Course,
         optimizer: torch.optim.Optimizer,
-        batches: Batches,
+        batches: ResidentBatches,
         noise: torch.Generator,
         sums: Tensor,
         on_warning: Callable[[str], None],
     ) -> None:
-        self._problem, self._phase, self._optimizer, self._batches = problem, phase, optimizer, batches
+        self._course, self._optimizer, self._batches = course, optimizer, batches
         device = batches.inputs.device
         full = batches.n_examples // batches.batch_size
         self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
-        self._dials = torch.zeros(full, len(Dials._fields), device=device)
+        self._dials = torch.zeros(full, len(course.dials_at(0.0).line()), device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._noise, self._sums, self._on_warning = noise, sums, on_warning
         #: By how many steps each replays.
@@ -84,10 +83,9 @@ class RecordedSteps:
             raise TypeError("batches are not shuffled")
         size, full, steps = self._batches.batch_size, len(self._rows), len(self._batches)
         self._rows.copy_(order[: full * size].view(full, size))
-        schedule = [
-            dials_at(self._phase, (epoch + step / steps) / self._phase.epochs, strength) for step in range(steps)
-        ]
-        self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
+        epochs = self._course.phase.epochs
+        schedule = [self._course.dials_at((epoch + step / steps) / epochs, strength) for step in range(steps)]
+        self._dials.copy_(torch.tensor([dials.line() for dials in schedule[:full]]), non_blocking=True)
         first = skip
         if not self._graphs and not self._resists:
             first = min(skip + WARM_UP, full)
@@ -109,8 +107,7 @@ class RecordedSteps:
         self._batches.end_pass()
 
     def _take(self, dials: Dials, rows: Tensor) -> None:
-        inputs, targets = self._batches.select(rows)
-        self._sums += take_step(self._problem, self._phase, self._optimizer, dials, inputs, targets)
+        self._sums += take_step(self._course, self._optimizer, dials, self._batches.select(rows))
 
     def _record(self) -> None:
         """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
@@ -119,20 +116,15 @@ class RecordedSteps:
             line = self._dials.index_select(0, self._counter)[0]
             rows = self._rows.index_select(0, self._counter)[0]
             self._counter += 1
-            self._take(self._dials_in(line), rows)
+            self._take(self._course.dials_in(line), rows)
 
+        sources = [self._noise, *([self._batches.augmenting] if self._batches.augment else [])]
         try:
-            self._graphs = {count: record(step, count, self._noise) for count in (1, STEPS_AT_ONCE)}
+            self._graphs = {count: record(step, count, *sources) for count in (1, STEPS_AT_ONCE)}
         except RuntimeError as error:
             self._resists = True
             reason = str(error).partition("\n")[0]
-            self._on_warning(f"phase {self._phase.name}: steps are taken one by one, which is slower: {reason}")
-
-    def _dials_in(self, line: Tensor) -> Dials:
-        """The dials as tensors; those that the phase leaves at 0 as numbers, so that what they weigh is left out."""
-        phase = self._phase
-        used = (True, phase.tau1 > 0, phase.tau2 > 0, phase.std_first > 0)
-        return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))
+            self._on_warning(f"phase {self._course.phase.name}: steps are taken one by one, which is slower: {reason}")
 
 
 def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:

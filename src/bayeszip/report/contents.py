@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,13 +113,13 @@ class Contents:
         return spans
 
     def curve(self, label: str, figure: str, scale: float = 1.0) -> Curve:
-        """A figure of `EpochStats` over the run. Parts of the loss that a phase doesn't have are zero: left out."""
-        points = [
-            (number, scale * value)
-            for number, stats in enumerate(self._history(), start=1)
-            if (value := getattr(stats, figure)) is not None and (value or figure == "nll")
-        ]
-        return Curve(label, tuple(epoch for epoch, _ in points), tuple(value for _, value in points))
+        """A figure of `EpochStats` over the run, where it is known."""
+        return _curve(label, (getattr(stats, figure) for stats in self._history()), scale)
+
+    def parts_of_loss(self) -> list[Curve]:
+        """The parts of the loss over the run, by their names."""
+        names = dict.fromkeys(name for stats in self._history() for name in stats.parts)
+        return [_curve(name, (stats.parts.get(name) for stats in self._history())) for name in names]
 
     def points(self) -> list[Point]:
         """Accuracy against size: the run's epochs, what others report, and the file itself last."""
@@ -269,3 +269,9 @@ def _binned(model: CompressedModel, counts: dict[float, int], zeros: int) -> Val
     held, edges = np.histogram(values, BINS, (-reach, reach), weights=weights)
     middles = (edges[1:] + edges[:-1]) / 2
     return Values(tuple(middles.tolist()), tuple(int(count) for count in held), zeros, float(edges[1] - edges[0]))
+
+
+def _curve(label: str, values: Iterable[float | None], scale: float = 1.0) -> Curve:
+    """The values of epochs, counted through all phases, without those that are not known or nothing."""
+    points = [(number, scale * value) for number, value in enumerate(values, start=1) if value]
+    return Curve(label, tuple(epoch for epoch, _ in points), tuple(value for _, value in points))

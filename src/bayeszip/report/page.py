@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
+from bayeszip.fitting.course import DATA
 from bayeszip.report import charts
 from bayeszip.report.contents import Contents, Layer
 from bayeszip.report.markup import Markup, element, join
@@ -373,14 +374,8 @@ def _training(contents: Contents) -> Markup | None:
     if contents.run is None or not contents.run.history:
         return None
     spans = contents.spans()
-    parts = [
-        contents.curve("data", "nll"),
-        contents.curve("divergence", "kl"),
-        contents.curve("mixture", "mixture"),
-        contents.curve("hyper-prior", "hyper_prior"),
-    ]
-    parts = [part for part in parts if part.values and max(map(abs, part.values)) > 1e-3]
-    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in enumerate(parts, start=1)), "  ")
+    parts = [part for part in contents.parts_of_loss() if part.values and max(map(abs, part.values)) > 1e-3]
+    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in charts.colored(parts)), "  ")
     figures = [
         element(
             "figure",
@@ -424,7 +419,7 @@ def _phases_table(contents: Contents) -> Markup:
                 span.name,
                 f"{span.end - span.start}",
                 _duration(sum(stats.seconds for stats in history[span.start : span.end])),
-                f"{last.nll:.4f}",
+                f"{last.parts.get(DATA, 0.0):.4f}",
                 "–" if last.accuracy is None else _percent(last.accuracy),
                 _percent(last.zeros) if last.zeros else "–",
                 "–" if last.bytes is None else f"{last.bytes:,}",

@@ -4,6 +4,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +173,9 @@ def _mosaic(tiles: Sequence[np.ndarray]) -> np.ndarray:
 
 def _draw_training(figure: Figure, contents: Contents) -> None:
     panels = figure.subplots(2, 2, sharex=True).reshape(-1)
-    for color, (label, name) in zip(
-        LINES,
-        (("data", "nll"), ("divergence", "kl"), ("mixture", "mixture"), ("hyper-prior", "hyper_prior")),
-        strict=True,
-    ):
-        curve = contents.curve(label, name)
+    for color, curve in zip(cycle(LINES), contents.parts_of_loss(), strict=False):
         if curve.values:
-            panels[0].plot(curve.epochs, curve.values, color=color, label=label, linewidth=1.2)
+            panels[0].plot(curve.epochs, curve.values, color=color, label=curve.label, linewidth=1.2)
     panels[0].legend()
     panels[0].set_title("Parts of the loss, nats per example")
     for axes, (title, name, scale) in zip(

@@ -81,6 +81,7 @@ def _epoch(held: dict[str, Any]) -> EpochStats:
         "epochs": int,
         "weights_computed": int,
         "bytes": int,
+        "parts": lambda parts: {str(name): _finite(value) for name, value in parts.items()},
     }
     figures: dict[str, Any] = {}
     for field in dataclasses.fields(EpochStats):

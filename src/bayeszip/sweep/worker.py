@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from bayeszip.compressing import compress
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
 from bayeszip.files import create_folder
 from bayeszip.fitting import Watcher
 from bayeszip.loaders import Loaders
-from bayeszip.pipeline import Result, compress
 from bayeszip.progress import TrainingProgress, Watchers
 from bayeszip.recipe import Recipe
 from bayeszip.record import file_figures, write_record
+from bayeszip.result import Result
 from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher
 from bayeszip.sweep.space import Dimension
 from bayeszip.sweep.study import ERROR, SharedStudy

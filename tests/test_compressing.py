@@ -10,9 +10,8 @@ from torch import nn
 
 import bayeszip
 from bayeszip import codec
-from bayeszip.data import Batches
 from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
-from bayeszip.fitting import Watcher, evaluate
+from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.recipe import recipe
 
 QUICK = recipe("quick").override("epochs_scale=0.05", "all.compact_every=2", "mixture.components=9")
@@ -32,7 +31,7 @@ def blobs(n=512, features=12, classes=3, seed=0):
 
 
 def batches(n=512, seed=0, **options):
-    return Batches(*blobs(n, seed=seed, **options), 64, shuffle=True, seed=seed)
+    return ResidentBatches(*blobs(n, seed=seed, **options), 64, shuffle=True, seed=seed)
 
 
 def mlp(features=12, hidden=16, classes=3):
@@ -180,7 +179,7 @@ def test_degenerate_weights_are_compressed(spoil, name):
 
 def test_layers_of_one_weight_are_compressed():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 2))
-    data = Batches(torch.randn(64, 1), torch.arange(64) % 2, 16)
+    data = ResidentBatches(torch.randn(64, 1), torch.arange(64) % 2, 16)
     result = bayeszip.compress(model, data, recipe=QUICK, device="cpu", watcher=Silent())
     assert result.accuracy is None
     assert result.model(torch.zeros(3, 1)).shape == (3, 2)
@@ -205,7 +204,7 @@ def test_nan_in_the_data_stops_with_phase_and_epoch():
     inputs[100] = math.nan
     message = r"phase l2, epoch 1 of 1, step 2: the data \(inputs of 1 of 64 examples of the batch\) is not finite"
     with pytest.warns(RuntimeWarning, match=f"{message}; going back"), pytest.raises(TrainingError, match=message):
-        compress(mlp(), data=Batches(inputs, labels, 64))
+        compress(mlp(), data=ResidentBatches(inputs, labels, 64))
 
 
 def test_an_empty_loader_is_refused():
@@ -251,7 +250,12 @@ def test_a_convolutional_network_with_dead_channels_comes_back_smaller():
     labels = (images.mean(dim=(1, 2, 3)) > 0).long()
     settings = recipe("quick").override("epochs_scale=0.2", "all.tau1=0.3", "all.compact_every=2")
     result = bayeszip.compress(
-        model, Batches(images, labels, 64, shuffle=True), recipe=settings, pretrain=True, device="cpu", watcher=Silent()
+        model,
+        ResidentBatches(images, labels, 64, shuffle=True),
+        recipe=settings,
+        pretrain=True,
+        device="cpu",
+        watcher=Silent(),
     )
     assert result.compressed.parameters < result.compressed.original_parameters
     assert result.model(images[:2]).shape == (2, 2)
@@ -270,7 +274,7 @@ def test_the_default_recipe_is_ours():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_networks_of_other_types_are_compressed_and_evaluated(dtype):
     inputs, targets = blobs()
-    data = Batches(inputs.to(dtype), targets, 64)
+    data = ResidentBatches(inputs.to(dtype), targets, 64)
     result = bayeszip.compress(
         mlp().to(dtype), data, val_loader=data, recipe=QUICK, pretrain=True, device="cpu", watcher=Silent()
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayeszip.fitting.schedules import SCHEDULES, geometric, ramp
+from bayeszip.schedules import SCHEDULES, geometric, ramp
 
 
 @pytest.mark.parametrize(
