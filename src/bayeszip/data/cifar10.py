@@ -57,32 +57,31 @@ def read_training(folder: Path) -> tuple[Split, Split]:
     Raises:
         DataError: a file is missing, damaged or of the wrong form; the message names it.
     """
-    images, labels = _read(folder, TRAINING_FILES)
-    train, validation = split_rows(len(images), VALIDATION_ONE_IN)
-    return _split(images[train], labels[train]), _split(images[validation], labels[validation])
+    records = _read(folder, TRAINING_FILES)
+    train, validation = split_rows(len(records), VALIDATION_ONE_IN)
+    return _split(records[train]), _split(records[validation])
 
 
 def read_test(folder: Path) -> Split:
     """Test examples; takes and raises what `read_training` does."""
-    return _split(*_read(folder, TEST_FILES))
+    return _split(_read(folder, TEST_FILES))
 
 
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
+def _split(records: np.ndarray) -> Split:
     mean, deviation = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
-    pixels = torch.from_numpy(images.astype(np.float32)).div_(255).sub_(mean).div_(deviation)
-    return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
+    pixels = torch.from_numpy(records[:, 1:].astype(np.float32)).reshape(-1, *_IMAGE)
+    return Split(pixels.div_(255).sub_(mean).div_(deviation), torch.from_numpy(records[:, 0].astype(np.int64)))
 
 
-def _read(folder: Path, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of the files called so, as bytes, one file after the other."""
+def _read(folder: Path, names: Sequence[str]) -> np.ndarray:
+    """The records of the files called so, one a row, file after file."""
     try:
         place = _place(folder, names)
         is_archive = place.is_file()
     except OSError as error:
         raise DataError(f"{folder} can't be read: {error.strerror or error}") from error
     contents = _from_archive(place, names) if is_archive else {name: read_file(place / name) for name in names}
-    records = np.concatenate([_records(contents[name], f"{place / name}") for name in names])
-    return records[:, 1:].reshape(-1, *_IMAGE), records[:, 0]
+    return np.concatenate([_records(contents[name], f"{place / name}") for name in names])
 
 
 def _place(folder: Path, names: Sequence[str]) -> Path:
