@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bayeszip import data
-from bayeszip.data import Dataset, load, read_idx
+from bayeszip.data import Dataset, load, load_test, load_training, mnist, published, read_idx
+from bayeszip.data.splits import split_rows
 from bayeszip.errors import DataError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
-NAMES = tuple(data.MNIST_SHA256)
+NAMES = tuple(mnist.SHA256)
 
 #: the first rows of the 60,000 that are set aside for validation, and the sha256 of all as little-endian int64
 SPLIT_START = [3, 18, 24, 44, 49, 52, 56, 95]
@@ -53,7 +54,7 @@ def write_folder(folder: Path, *, n: int = 24, size: tuple[int, ...] = (28, 28),
 
 
 @pytest.fixture(scope="session")
-def mnist() -> Dataset:
+def digits() -> Dataset:
     return load("mnist")
 
 
@@ -222,8 +223,30 @@ class TestFolders:
             load(f"idx:{folder}")
 
     def test_all_missing_files_are_named(self, tmp_path):
-        with pytest.raises(DataError, match=r"train-images.*train-labels.*t10k-images.*t10k-labels"):
-            load(f"idx:{tmp_path}")
+        with pytest.raises(DataError, match=r"lacks train-images.*train-labels"):
+            load_training(f"idx:{tmp_path}")
+        with pytest.raises(DataError, match=r"lacks t10k-images.*t10k-labels"):
+            load_test(f"idx:{tmp_path}")
+
+    @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"damaged")])
+    @pytest.mark.parametrize(
+        ("damaged", "unharmed", "harmed"), [("t10k", load_training, load_test), ("train", load_test, load_training)]
+    )
+    def test_each_part_opens_its_own_files_alone(self, tmp_path, damage, damaged, unharmed, harmed):
+        folder = write_folder(tmp_path / "set")
+        for path in folder.glob(f"{damaged}-*"):
+            damage(path)
+        read = unharmed(f"idx:{folder}")
+        assert [len(split) for split in (read if isinstance(read, tuple) else (read,))] in ([22, 2], [7])
+        with pytest.raises(DataError, match=f"{damaged}-images"):
+            harmed(f"idx:{folder}")
+
+    def test_parts_alone_are_those_of_the_whole(self, tmp_path):
+        spec = f"idx:{write_folder(tmp_path / 'set')}"
+        whole, (train, validation), test = load(spec), load_training(spec), load_test(spec)
+        for alone, part in ((train, whole.train), (validation, whole.validation), (test, whole.test)):
+            assert torch.equal(alone.images, part.images)
+            assert torch.equal(alone.labels, part.labels)
 
     def test_a_missing_folder_is_named(self, tmp_path):
         with pytest.raises(DataError, match=r"nowhere can't be read as a folder of IDX files: No such file"):
@@ -271,34 +294,52 @@ class TestFolders:
         (folder / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(images))
         assert torch.equal(load(f"idx:{folder}").test.images[:, 0], torch.from_numpy(images).float())
 
-    @pytest.mark.parametrize("spec", ["", "cifar", "idx", "MNIST", "folder:x", "idx:"])
+    @pytest.mark.parametrize("spec", ["", "cifar", "idx", "MNIST", "folder:x", "idx:", "cifar10:", "mnist:x"])
     def test_an_unknown_specification(self, spec):
-        with pytest.raises(DataError, match=r"give mnist or idx:FOLDER|idx: needs a folder"):
-            load(spec)
+        for reader in (load, load_training, load_test):
+            with pytest.raises(DataError, match=r"give mnist, cifar10, .* or idx:FOLDER|(idx|cifar10): needs a folder"):
+                reader(spec)
+
+    @pytest.mark.parametrize(
+        ("spec", "known"),
+        [
+            ("mnist", True),
+            ("cifar10", True),
+            ("cifar10:some/folder", True),
+            ("idx:some/folder", True),
+            ("idx:", True),
+            ("idx", False),
+            ("mnist:x", False),
+            ("my_data:loaders", False),
+            ("", False),
+        ],
+    )
+    def test_names_of_data_sets_and_of_other_things(self, spec, known):
+        assert data.is_known(spec) is known
 
 
 class TestMnist:
-    def test_sizes_and_range(self, mnist):
-        assert [len(split) for split in (mnist.train, mnist.validation, mnist.test)] == [55_000, 5_000, 10_000]
-        for split in (mnist.train, mnist.validation, mnist.test):
+    def test_sizes_and_range(self, digits):
+        assert [len(split) for split in (digits.train, digits.validation, digits.test)] == [55_000, 5_000, 10_000]
+        for split in (digits.train, digits.validation, digits.test):
             assert split.images.shape[1:] == (1, 28, 28)
             assert (float(split.images.min()), float(split.images.max())) == (0.0, 1.0)
-        assert mnist.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-        assert mnist.name == "mnist"
+        assert digits.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+        assert digits.name == "mnist"
 
-    def test_the_validation_split_never_changes(self, mnist):
+    def test_the_validation_split_never_changes(self, digits):
         """Accuracies of different versions are comparable only while this holds."""
-        train, validation = data._split_rows(60_000)
+        train, validation = split_rows(60_000, 12)
         assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(60_000))
         assert validation[:8].tolist() == SPLIT_START
         assert hashlib.sha256(validation.astype("<i8").tobytes()).hexdigest() == SPLIT_SHA256
         # No class is missing or doubled by the draw.
-        shares = mnist.validation.labels.bincount(minlength=10) / mnist.train.labels.bincount(minlength=10)
+        shares = digits.validation.labels.bincount(minlength=10) / digits.train.labels.bincount(minlength=10)
         assert ((shares - 1 / 11).abs() < 0.02).all()
 
     def test_bundled_files_are_the_published_ones(self):
-        folder = data._checkout() / "data" / "mnist"
-        for name, expected in data.MNIST_SHA256.items():
+        folder = published._checkout() / "data" / "mnist"
+        for name, expected in mnist.SHA256.items():
             assert hashlib.sha256(lzma.decompress((folder / f"{name}.xz").read_bytes())).hexdigest() == expected
 
     @pytest.mark.parametrize("inner", ["", "mnist"])
@@ -381,7 +422,7 @@ def mirrors(monkeypatch):
         contents[f"{part}-images-idx3-ubyte"] = idx_bytes(images)
         contents[f"{part}-labels-idx1-ubyte"] = idx_bytes(labels)
     for name, content in contents.items():
-        monkeypatch.setitem(data.MNIST_SHA256, name, hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(mnist.SHA256, name, hashlib.sha256(content).hexdigest())
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     running = (Mirror(), Mirror())
     for mirror in running:
@@ -394,7 +435,7 @@ def mirrors(monkeypatch):
 @pytest.fixture
 def installed(tmp_path, monkeypatch) -> Path:
     """As if installed without a checkout around, with an empty cache; the cache's folder for MNIST."""
-    monkeypatch.setattr(data, "_checkout", lambda: tmp_path / "site-packages")
+    monkeypatch.setattr(published, "_checkout", lambda: tmp_path / "site-packages")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("BAYESZIP_DATA", raising=False)
     return tmp_path / "cache" / "bayeszip" / "mnist"
@@ -469,7 +510,7 @@ class TestDownload:
         ]
 
     def test_an_endless_answer_is_cut_off(self, mirrors, installed, monkeypatch):
-        monkeypatch.setattr(data, "_MAX_DOWNLOAD", 100)
+        monkeypatch.setattr(published, "_MAX_DOWNLOAD", 100)
         with pytest.raises(DataError, match="longer than 100 bytes"):
             self.load_from(mirrors[0].url)
 
@@ -488,7 +529,7 @@ class TestDownload:
 
     def test_a_server_that_says_nothing_is_given_up(self, installed, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(data, "_TIMEOUT", 0.1)
+        monkeypatch.setattr(published, "_TIMEOUT", 0.1)
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
             silent.listen()
@@ -510,7 +551,7 @@ class TestDownload:
         assert list(installed.iterdir()) == []
 
 
-def test_a_split_moves_to_a_device_whole(mnist):
-    moved = mnist.test.to("meta")
+def test_a_split_moves_to_a_device_whole(digits):
+    moved = digits.test.to("meta")
     assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
     assert len(moved) == 10_000

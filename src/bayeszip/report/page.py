@@ -32,7 +32,14 @@ MEANINGS = {
 }
 #: Segments of the bar of bytes; the smallest ones beyond are taken together.
 MOST_SEGMENTS = 24
-NETWORKS = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
+NETWORKS = {
+    "lenet-300-100": "LeNet-300-100",
+    "lenet-5": "LeNet-5",
+    "resnet-8": "ResNet-8",
+    "resnet-20": "ResNet-20",
+    "resnet-20-4": "ResNet-20-4",
+    "vgg-16": "VGG-16",
+}
 
 Row = Sequence[object]
 
