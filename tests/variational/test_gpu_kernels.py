@@ -1,16 +1,20 @@
-"""The fused sums over all weights on a GPU against the same in float64 on a CPU."""
+"""The fused sums over all weights against float64 on a CPU: on a GPU, or with TRITON_INTERPRET=1 on a CPU too."""
 
 import importlib.util
+import os
 
 import pytest
 import torch
 
 from bayeszip.variational.distributions import kl_log_uniform, log_alpha, log_mixture
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton"),
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no CUDA device"),
 ]
 
 
@@ -24,7 +28,7 @@ def test_kl(size):
     exact = [tensor.double().requires_grad_() for tensor in (theta, log_sigma2)]
     value = kl_log_uniform(log_alpha(*exact)).sum() * 0.3
     value.backward()
-    fused = kl_with_slopes(theta.cuda(), log_sigma2.cuda(), torch.tensor(0.3, device="cuda"))
+    fused = kl_with_slopes(theta.to(DEVICE), log_sigma2.to(DEVICE), torch.tensor(0.3, device=DEVICE))
     within = log_alpha(*exact).detach().abs() < 49
     torch.testing.assert_close(fused[0].cpu().double(), value.detach(), rtol=1e-5, atol=1e-5)
     for slope, tensor in zip(fused[1:], exact, strict=True):
@@ -44,7 +48,7 @@ def test_mixture(components):
     value = log_mixture(*exact).sum() * -0.01
     value.backward()
     fused, by_components, slope = mixture_with_slopes(
-        *(tensor.cuda() for tensor in (theta, means, log_precisions, log_proportions)), -0.01
+        *(tensor.to(DEVICE) for tensor in (theta, means, log_precisions, log_proportions)), -0.01
     )
     torch.testing.assert_close(fused.cpu().double(), value.detach(), rtol=1e-5, atol=1e-5)
     for ours, tensor in zip([slope, *by_components], exact, strict=True):

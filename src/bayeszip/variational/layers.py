@@ -113,17 +113,17 @@ class VariationalLayer(nn.Module):
         weight_log_sigma2 = self.weight_log_sigma2
         if weight_log_sigma2 is None or not (self.training and self.noise):
             return self._linear(input, self.weight, self.bias, *context)
-        fused = self._fused(input, self.weight, self.bias, weight_log_sigma2)
-        if fused is not None:
-            return fused
+        output = self._by_patches(input, weight_log_sigma2)
+        if output is not None:
+            return output
         mean = self._linear(input, self.weight, self.bias, *context)
         dtype = self.weight.dtype
         bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
         variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
-        return _sampled(mean, variance, self.generator)
+        return _with_noise(mean, variance, self.generator)
 
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
-        """A sample of the output by `gpu_layers`, or its mean without log σ²; None where that can't be or won't pay."""
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
+        """A sample of the output by `gpu_layers`; None where that can't be or won't pay."""
         return None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -142,12 +142,12 @@ class VariationalLinear(VariationalLayer, nn.Linear):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return F.linear(input, weight, bias)
 
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
-        if input.shape[-1] != weight.shape[1] or not _fits_kernels(input, weight):
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
+        outputs, inputs = self.weight.shape
+        if input.shape[-1] != inputs or not _fits_kernels(input, self.weight):
             return None
-        pixels = input.reshape(-1, weight.shape[1], 1, 1)
-        output = _through_kernels(self, pixels, weight, bias, log_sigma2)
-        return None if output is None else output.view(*input.shape[:-1], len(weight))
+        output = _sample_by_patches(self, input.reshape(-1, inputs, 1, 1), log_sigma2)
+        return None if output is None else output.view(*input.shape[:-1], outputs)
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
@@ -173,18 +173,13 @@ class VariationalConv2d(_VariationalConv, nn.Conv2d):
 
     _channel_dim = -3
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
-        # Of many networks at once `vmap` would make one convolution with groups, which GPUs are slow at.
-        fused = self._fused(input, weight, bias, None) if _is_batched(weight) else None
-        return super()._linear(input, weight, bias) if fused is None else fused
-
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
         plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        fits = input.dim() == 4 and input.shape[1] == weight.shape[1]
-        if not (plain and fits and _fits_kernels(input, weight)):
+        fits = input.dim() == 4 and input.shape[1] == self.weight.shape[1]
+        if not (plain and fits and _fits_kernels(input, self.weight)):
             return None
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return _through_kernels(self, input, weight, bias, log_sigma2, *geometry)
+        return _sample_by_patches(self, input, log_sigma2, *geometry)
 
 
 class VariationalConv3d(_VariationalConv, nn.Conv3d):
@@ -258,57 +253,40 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
 def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
     """Whether the fused kernels take these: on a GPU, in float32, with nothing that would have them otherwise."""
     exact = input.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return exact and input.numel() > 0 and on_triton(input, batched=True)
+    return exact and input.numel() > 0 and on_triton(input)
 
 
-def _through_kernels(
-    layer: VariationalLayer,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    log_sigma2: Tensor | None,
-    *geometry: Any,
-) -> Tensor | None:
+def _sample_by_patches(layer: VariationalLayer, input: Tensor, log_sigma2: Tensor, *geometry: Any) -> Tensor | None:
     from bayeszip.variational import gpu_layers
 
     shape = gpu_layers.Geometry(*geometry)
     too_small = min(shape.output(*input.shape[2:])) < 1  # torch has the words for it
-    if too_small or not (_is_batched(weight) or gpu_layers.pays(input, len(weight), shape)):
+    if too_small or not gpu_layers.pays(input, len(layer.weight), shape):
         return None
-    kernels = weight.view(*weight.shape[:2], *shape.kernel)
-    if log_sigma2 is None:
-        return gpu_layers.plain(input, kernels, bias, shape)
-    deviations = (log_sigma2.view_as(kernels), bias, layer.bias_log_sigma2)
-    return gpu_layers.sampled(input, kernels, *deviations, shape, VARIANCE_FLOOR, layer.generator)
+    theta = layer.weight.view(*layer.weight.shape[:2], *shape.kernel)
+    biases = (layer.bias, layer.bias_log_sigma2)
+    return gpu_layers.sample_by_patches(
+        input, theta, log_sigma2.view_as(theta), *biases, shape, VARIANCE_FLOOR, layer.generator
+    )
 
 
-def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
+def _with_noise(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
     """mean + ε√variance with standard normal ε."""
-    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean, batched=True):
+    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean):
         from bayeszip.variational import gpu_kernels
 
         noise = standard_normal_like(variance, generator)
         if noise.stride() == mean.stride():
-            return gpu_kernels.sampled(mean, variance, noise, VARIANCE_FLOOR)
+            return gpu_kernels.add_noise(mean, variance, noise, VARIANCE_FLOOR)
     # At least float32: the floor is nothing beside 1 in half precision.
     deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
     return mean + (deviation * standard_normal_like(deviation, generator)).to(mean.dtype)
 
 
-def on_triton(tensor: Tensor, batched: bool = False) -> bool:
-    """Whether kernels written in triton can take it, those over which `vmap` runs too (`batched`); else torch's do."""
-    if not tensor.is_cuda or torch.compiler.is_compiling() or not _has_triton():
+def on_triton(tensor: Tensor) -> bool:
+    """Whether kernels written in triton can take it; else torch's do."""
+    if not tensor.is_cuda or _is_transformed() or not _has_triton():
         return False
-    functorch = torch._C._functorch
-    if _is_batched(tensor):
-        # Once, and in no other transform.
-        inner = functorch.get_unwrapped(tensor)
-        return batched and not functorch.is_functorch_wrapped_tensor(inner) and _is_current(tensor)
-    return not functorch.is_functorch_wrapped_tensor(tensor) and _is_current(tensor)
-
-
-def _is_current(tensor: Tensor) -> bool:
-    """Whether it lies on the GPU on which triton would launch."""
     return tensor.device.index == torch.cuda.current_device()
 
 
@@ -317,9 +295,9 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _is_batched(tensor: Tensor) -> bool:
-    """Whether `vmap` runs a network over it, with a dimension more than it shows."""
-    return torch._C._functorch.is_batchedtensor(tensor)
+def _is_transformed() -> bool:
+    """Whether what runs is a function that `torch.compile` or `torch.func` makes another of."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -327,9 +305,7 @@ def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = Non
 
     On a CPU torch draws from a serial Mersenne twister, three times slower than the kernel that it only seeds here.
     """
-    if _is_batched(tensor):
-        return torch.randn_like(tensor)
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or torch.compiler.is_compiling():
+    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or _is_transformed():
         return torch.empty_like(tensor).normal_(generator=generator)
     size = tensor.numel()
     values = torch.empty(-(-size // 4) * 4)
