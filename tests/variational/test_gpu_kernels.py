@@ -54,3 +54,21 @@ def test_mixture(components):
     for ours, tensor in zip([slope, *by_components], exact, strict=True):
         scale = float(tensor.grad.abs().max())
         torch.testing.assert_close(ours.cpu().double(), tensor.grad, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (2, 3, 50, 60)])
+def test_noise(dtype, shape):
+    from bayeszip.variational.gpu_kernels import add_noise
+
+    torch.manual_seed(0)
+    mean, noise = torch.randn(shape, device=DEVICE).to(dtype), torch.randn(shape, device=DEVICE)
+    variance = torch.rand(shape, device=DEVICE).square().to(dtype)
+    deviation = (variance.double() + 1e-8).sqrt()
+    expected, expected_ratio = mean.double() + noise * deviation, noise / (2 * deviation)
+    sample, ratio = add_noise(mean, variance, noise, 1e-8)
+    assert sample is mean
+    assert sample.dtype == ratio.dtype == dtype
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(sample.double(), expected, **close)
+    torch.testing.assert_close(ratio.double(), expected_ratio, **close)

@@ -76,12 +76,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients(name):
-    from bayeszip.variational.gpu_layers import Geometry, _SampleByPatches
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
 
     more = ((2, 1), (1, 2), (1, 2)) if name.startswith("strided") else ()
     geometry = Geometry(CASES[name]["kernel"], *more)
     given = leaves(**CASES[name])
-    output, ratio, *_ = _SampleByPatches.apply(*given, geometry, FLOOR, None)
+    output = sample_by_patches(*given, geometry, FLOOR)
+    ratio = output.grad_fn.saved_tensors[-1]
     # From places × columns to the form of outputs.
     batch, outputs, height, width = output.shape
     ratio = ratio[:, :outputs].view(batch, height, width, outputs).movedim(3, 1)
@@ -155,6 +156,24 @@ def test_what_it_is_not_for_is_left_to_torch(calls):
     assert not calls
     assert linear(torch.ones(2, 5, 8, device=DEVICE)).shape == (2, 5, 3)
     assert len(calls) == 1
+
+
+def test_channels_that_come_last_are_left_to_torch(calls):
+    layer = torch.nn.Conv2d(2, 4, 3).to(DEVICE)
+    to_variational(layer)
+    inputs = torch.randn(5, 2, 6, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    output = layer.train()(inputs)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert not calls
+
+
+def test_it_keeps_no_patches():
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
+
+    given = leaves(3, 2, (6, 6), 2, (3, 3))
+    kept = sample_by_patches(*given, Geometry((3, 3)), FLOOR).grad_fn.saved_tensors
+    own = [part.data_ptr() for part in given]
+    assert [tensor.numel() for tensor in kept if tensor.data_ptr() not in own] == [3 * 4 * 4 * 4]
 
 
 def test_it_has_no_second_derivative():

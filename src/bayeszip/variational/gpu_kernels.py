@@ -3,13 +3,10 @@
 The same formulas as `distributions` and `mixture`; the tests hold them to each other.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
@@ -81,38 +78,15 @@ def mixture_with_slopes(
     return (density * factor).float(), [(part * factor).float() for part in by_components], by_theta
 
 
-def add_noise(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
-    """mean + noise·√(variance + floor), differentiable in mean and variance; all three laid out alike in memory."""
-    sample: Tensor = _AddNoise.apply(mean, variance, noise, floor)
-    return sample
+def add_noise(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """mean + noise·√(variance + floor), in place of the mean, and r = noise / 2√(variance + floor), of its type.
 
-
-class _AddNoise(torch.autograd.Function):
-    @staticmethod
-    def forward(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
-        sample = torch.empty_like(mean)
-        size = mean.numel()
-        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
-        _add_noise[grid](mean, variance, noise, sample, size, floor=floor, block=SAMPLE_BLOCK)
-        return sample
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, variance, noise, ctx.floor = inputs
-        ctx.save_for_backward(variance, noise)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        variance, noise = ctx.saved_tensors
-        gradient = outputs[0]
-        if gradient.stride() != variance.stride():
-            gradient = torch.empty_like(variance).copy_(gradient)
-        by_variance = torch.empty_like(variance)
-        size = variance.numel()
-        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
-        _add_noise_slope[grid](variance, noise, gradient, by_variance, size, floor=ctx.floor, block=SAMPLE_BLOCK)
-        return gradient, by_variance, None, None
+    All are laid out alike in memory; the noise is float32, and if the mean is too, r takes its place.
+    """
+    ratio = noise if mean.dtype == noise.dtype else torch.empty_like(mean)
+    size = mean.numel()
+    _add_noise[(triton.cdiv(size, SAMPLE_BLOCK),)](mean, variance, noise, ratio, size, floor=floor, block=SAMPLE_BLOCK)
+    return mean, ratio
 
 
 @triton.jit
@@ -120,33 +94,18 @@ def _add_noise(
     mean: tl.tensor,
     variance: tl.tensor,
     noise: tl.tensor,
-    sample: tl.tensor,
+    ratio: tl.tensor,
     size: tl.tensor,
     floor: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
-    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
-    value = tl.load(mean + place, mask=inside, other=0.0) + tl.load(noise + place, mask=inside, other=0.0) * deviation
-    tl.store(sample + place, value, mask=inside)
-
-
-@triton.jit
-def _add_noise_slope(
-    variance: tl.tensor,
-    noise: tl.tensor,
-    gradient: tl.tensor,
-    by_variance: tl.tensor,
-    size: tl.tensor,
-    floor: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = place < size
-    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
-    pulled = tl.load(gradient + place, mask=inside, other=0.0) * tl.load(noise + place, mask=inside, other=0.0)
-    tl.store(by_variance + place, 0.5 * pulled / deviation, mask=inside)
+    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0).to(tl.float32) + floor)
+    value = tl.load(mean + place, mask=inside, other=0.0).to(tl.float32)
+    drawn = tl.load(noise + place, mask=inside, other=0.0)
+    tl.store(mean + place, (value + drawn * deviation).to(mean.dtype.element_ty), mask=inside)
+    tl.store(ratio + place, (0.5 * drawn / deviation).to(ratio.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -84,9 +84,8 @@ def sample_by_patches(
         input: batch × channels × height × width.
         theta, log_sigma2: outputs × channels × the kernel's height and width.
     """
-    output: Tensor = _SampleByPatches.apply(
-        input, theta, log_sigma2, bias, bias_log_sigma2, geometry, floor, generator
-    )[0]
+    given = (input, theta, log_sigma2, bias, bias_log_sigma2)
+    output: Tensor = _SampleByPatches.apply(*given, geometry, floor, generator)
     return output
 
 
@@ -135,10 +134,11 @@ class _Sizes:
 
 
 class _SampleByPatches(torch.autograd.Function):
-    """Returns the output; the others are for the way back alone: r, patches, weights."""
+    """Keeps x, the parameters and r; patches, many times as large as x, are written again on the way back."""
 
     @staticmethod
     def forward(
+        ctx: Any,
         input: Tensor,
         theta: Tensor,
         log_sigma2: Tensor,
@@ -147,7 +147,7 @@ class _SampleByPatches(torch.autograd.Function):
         geometry: Geometry,
         floor: float,
         generator: torch.Generator | None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         sizes = _Sizes.of(input, theta, geometry)
         patches = _patches_of(input, geometry, sizes)
         weights = _packed(theta, log_sigma2, bias, bias_log_sigma2, sizes)
@@ -166,32 +166,25 @@ class _SampleByPatches(torch.autograd.Function):
             floor,
             **_tile(sizes.columns),
         )
-        return output, ratio, patches, weights
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        input, theta, log_sigma2, bias, bias_log_sigma2, ctx.geometry, _, _ = inputs
-        ctx.has_bias = bias is not None
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, theta, log_sigma2, bias_log_sigma2, *output[1:])
+        ctx.geometry = geometry
+        ctx.save_for_backward(input, theta, log_sigma2, bias, bias_log_sigma2, ratio)
+        return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        input, theta, log_sigma2, bias_log_sigma2, ratio, patches, weights = ctx.saved_tensors
-        if gradients[0] is None:
-            return (None,) * 8
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input, theta, log_sigma2, bias, bias_log_sigma2, ratio = ctx.saved_tensors
         sizes = _Sizes.of(input, theta, ctx.geometry)
         pulled = _pulled(gradients[0].contiguous(), ratio, sizes)
         by_input = None
         if ctx.needs_input_grad[0]:
-            by_patches = torch.bmm(pulled, weights)
-            by_input = _folded(by_patches, input.contiguous(), ctx.geometry, sizes)
+            weights = _packed(theta, log_sigma2, bias, bias_log_sigma2, sizes)
+            by_input = _folded(torch.bmm(pulled, weights), input.contiguous(), ctx.geometry, sizes)
         rows = (2 * sizes.splits, sizes.places // sizes.splits)
+        patches = _patches_of(input, ctx.geometry, sizes)
         parts = torch.bmm(pulled.view(*rows, -1).transpose(1, 2), patches.view(*rows, -1))
         by_weights = _unpacked(parts, theta, log_sigma2, bias_log_sigma2, sizes)
-        if not ctx.has_bias:
+        if bias is None:
             by_weights[2] = None
         return by_input, *by_weights, None, None, None
 
