@@ -72,3 +72,31 @@ def test_noise(dtype, shape):
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
     torch.testing.assert_close(sample.double(), expected, **close)
     torch.testing.assert_close(ratio.double(), expected_ratio, **close)
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_products_add_their_noise_by_the_kernel(low, monkeypatch):
+    from bayeszip.variational import gpu_kernels, sampling
+
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return original(*arguments)
+
+    original = gpu_kernels.add_noise
+    monkeypatch.setattr(gpu_kernels, "add_noise", counted)
+    torch.manual_seed(0)
+    given = [torch.randn(shape, device=DEVICE) for shape in ((4, 2, 6, 6), (3, 2, 3, 3), (3, 2, 3, 3), (3,), (3,))]
+    product = sampling.Convolution((1, 1), (1, 1), (1, 1), 1)
+    results = []
+    for by_kernel in (True, False):
+        monkeypatch.setattr(sampling, "on_triton", lambda tensor, answer=by_kernel: answer)
+        leaves = [part.clone().requires_grad_() for part in given]
+        torch.manual_seed(1)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
+            output = sampling.sample_product(*leaves, product)
+        results.append([output, *torch.autograd.grad(output.float().sum(), leaves)])
+    assert len(calls) == 1
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours.float() - theirs.float()).norm() / theirs.float().norm()) < (1e-2 if low else 1e-3)
