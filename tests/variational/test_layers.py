@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bayeszip.variational import VariationalLayer, to_stock, to_variational, variational_weights
+from bayeszip.variational.layers import Live
 from bayeszip.variational.sampling import standard_normal_like
 
 LAYERS = {
@@ -85,6 +86,24 @@ def test_transpose_takes_an_output_size():
     assert layer.train()(inputs, output_size=[8, 8]).shape == (1, 3, 8, 8)
     stock = to_stock(variational(lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1)))
     assert torch.equal(layer.eval()(inputs, [8, 8]), stock(inputs, [8, 8]))
+
+
+def test_channels_stay_last_in_compacted_layers():
+    layer = variational(lambda: nn.Conv2d(6, 8, 3, padding=1, bias=False)).train()
+    rows, columns = torch.tensor([0, 3, 4, 7]), torch.tensor([1, 2, 5])
+    layer.live = Live(rows, columns, layer.weight.shape)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data[rows][:, columns].contiguous(memory_format=torch.channels_last)
+    inputs = torch.randn(2, 6, 5, 5)
+    last = inputs.contiguous(memory_format=torch.channels_last).requires_grad_()
+    output = layer(last)
+    (slope,) = torch.autograd.grad(output.square().sum(), last)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert slope.is_contiguous(memory_format=torch.channels_last)
+    dead = [row for row in range(8) if row not in rows]
+    assert not output[:, dead].any()
+    layer.noise = False
+    torch.testing.assert_close(layer(last), layer(inputs))
 
 
 def test_embedding_rows_are_gaussian_and_padding_is_silent():

@@ -106,10 +106,13 @@ class VariationalLayer(nn.Module):
         live, dim = self.live, self._channel_dim
         if live is None or dim is None:
             return self._sample(input, *context)
-        output = self._sample(input.index_select(dim, live.columns), *context)
+        # Where channels come last in memory, they do in what is made here.
+        place = -1 if not input.is_contiguous() and input.movedim(dim, -1).is_contiguous() else dim
+        selected = input.movedim(dim, place).index_select(place, live.columns)
+        output = self._sample(selected.movedim(place, dim), *context).movedim(dim, place)
         shape = list(output.shape)
-        shape[dim] = live.full_shape[0]
-        return output.new_zeros(shape).index_copy(dim, live.rows, output)
+        shape[place] = live.full_shape[0]
+        return output.new_zeros(shape).index_copy(place, live.rows, output).movedim(place, dim)
 
     def _sample(self, input: Tensor, *context: Any) -> Tensor:
         log_sigma2 = self.weight_log_sigma2
