@@ -215,3 +215,35 @@ def test_a_product_is_what_torch_computes():
     x, weight, bias = torch.randn(2, 4, 6, 6), torch.randn(6, 2, 3, 3), torch.randn(6)
     product = Convolution((2, 1), (1, 0), (1, 2), 2)
     assert torch.equal(product.output(x, weight, bias), F.conv2d(x, weight, bias, (2, 1), (1, 0), (1, 2), 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("name", ["matrix", "convolution", "transposed"])
+def test_it_can_be_recorded(name, low):
+    given, product = leaves(name, torch.float32)
+    given = [part.detach().cuda().requires_grad_() for part in given]
+
+    def step() -> tuple[Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+            output = sample_product(*given, product)
+        return output, *torch.autograd.grad(output.float().sum(), given)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = step()
+    draws = []
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        draws.append([part.clone() for part in recorded])
+    output, _, by_theta, by_log_sigma2, *_ = zip(*draws, strict=True)
+    assert not torch.equal(*output)
+    assert not torch.equal(*by_log_sigma2)
+    # That of θ does not depend on the noise.
+    torch.testing.assert_close(*by_theta)
