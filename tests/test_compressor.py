@@ -230,9 +230,11 @@ def test_gradients_can_be_added_where_the_loss_is_out_of_reach(model):
         else:
             loss.backward()
             compressor.add_gradients()
-    assert any(parameter.grad.abs().sum() > 0 for parameter in one.terms[1].parameters())
+    assert one.terms[1].means.grad.abs().sum() > 0
     for (name, a), (_, b) in zip(everything(one), everything(two), strict=True):
-        assert torch.allclose(a.grad, b.grad, atol=1e-7), name
+        # The components are held at their width, which is therefore not trained.
+        assert (a.grad is None) == (b.grad is None) == (name == "log_precisions"), name
+        assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-7), name
 
 
 def test_distillation_mixes_in_the_network_as_it_was(model):

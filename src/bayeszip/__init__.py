@@ -15,6 +15,7 @@ _OWNERS = {
     "QuantizedTensor": "tensors",
     "RawTensor": "tensors",
     "Recipe": "recipe",
+    "ResidentBatches": "fitting",
     "Result": "result",
     "TrainerCallback": "compressor.transformers",
     "compress": "compressing",

@@ -30,6 +30,7 @@ from bayeszip.fitting import (
     evaluate,
     start_terms,
 )
+from bayeszip.fitting.augmentation import Augmentation, Transform, name_of
 from bayeszip.fitting.batches import Loader, checked_batch
 from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
 from bayeszip.fitting.course import Loss
@@ -72,6 +73,7 @@ def compress(
     checkpoints: str | os.PathLike[str] | Checkpointing | None = None,
     resume: bool = False,
     mixed_precision: str | None = None,
+    augment: str | Augmentation | Transform | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
@@ -95,6 +97,8 @@ def compress(
         resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
             a run that was never interrupted.
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
+        augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,affine=10`,
+            an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
 
     In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its
     share of every batch, and all return the same result; the first alone watches, measures and writes checkpoints.
@@ -108,16 +112,18 @@ def compress(
     if max_accuracy_drop is not None and val_loader is None:
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
     settings, hardware = named_recipe(recipe).scaled(), resolve_device(device)
+    augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
     network = _plain_copy(model).to(hardware)
-    examples, n_data = _examples(train_loader, example_inputs), count_examples(train_loader)
-    conditions = partial(_conditions, network, train_loader, n_data, loss, settings, seed, pretrain, target, engine)
+    examples = _examples(train_loader, example_inputs)
+    data = _Data(train_loader, count_examples(train_loader), loss, val_loader, augment)
+    conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
     with (
         _seeded(seed, network),
         _watching(watcher if engine.is_main else Watcher(), settings, pretrain) as watching,
         _keeping(checkpoints, resume, conditions, _History(watching, settings, engine)) as keeper,
     ):
-        training = _Training(train_loader, n_data, loss, val_loader, keeper, engine)
+        training = _Training(data, keeper, engine)
         if pretrain:
             training.fit(network, settings.pretraining)
         accuracy_before = training.accuracy(network)
@@ -142,6 +148,7 @@ def compress(
         history=tuple(keeper.watcher.history),
         target=str(target) if target else None,
         strength=steering.strength(),
+        augment=None if augment is None else name_of(augment),
     )
     return held_to(target, dataclasses.replace(result, fit=history), accuracy_before)
 
@@ -203,13 +210,21 @@ class _History(Watcher):
 
 
 @dataclass(frozen=True)
-class _Training:
-    """What every phase is fitted with."""
+class _Data:
+    """What a network is trained on, and judged by."""
 
     batches: Loader
     n_data: int
     loss: Loss
     validation: Loader | None
+    augment: Augmentation | Transform | None
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What every phase is fitted with."""
+
+    data: _Data
     keeper: Keeper[_History]
     engine: Engine
 
@@ -224,16 +239,17 @@ class _Training:
         self.keeper.carry(
             Fitting(
                 network,
-                self.batches,
+                self.data.batches,
                 phases,
-                n_data=self.n_data,
+                n_data=self.data.n_data,
                 terms=terms,
                 teacher=teacher,
-                loss=self.loss,
-                validation=self.validation,
+                loss=self.data.loss,
+                validation=self.data.validation,
                 watcher=self.keeper.watcher,
                 steering=steering,
                 engine=self.engine,
+                augment=self.data.augment,
             )
         )
 
@@ -254,7 +270,7 @@ class _Training:
 
     def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:
         """On the validation data, if there is any."""
-        validation = self.validation
+        validation = self.data.validation
         if validation is None:
             return None
         return self.engine.from_main(lambda: evaluate(network, validation, cast=cast))
@@ -281,9 +297,7 @@ def _keeping(
 
 def _conditions(
     network: nn.Module,
-    batches: Loader,
-    n_data: int,
-    loss: Loss,
+    data: _Data,
     settings: Recipe,
     seed: int,
     pretrain: bool,
@@ -300,7 +314,8 @@ def _conditions(
         "processes": engine.processes,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
-        "data": data_conditions(batches, n_data, loss),
+        "data": data_conditions(data.batches, data.n_data, data.loss),
+        "augmentation": None if data.augment is None else name_of(data.augment),
     }
 
 

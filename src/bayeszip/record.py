@@ -60,6 +60,7 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
         "seconds": round(fit.seconds, 1),
         "seed": fit.seed,
         **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
+        "augment": fit.augment,
         "device": fit.device,
         "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "recipe": json.loads(fit.recipe.to_json()),

@@ -35,6 +35,8 @@ class Fit:
     #: What the file was to keep to, and the factor on τ₁ that training towards it came to.
     target: str | None = None
     strength: float = 1.0
+    #: How training images were changed at random.
+    augment: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Result:
             yield "recipe", self.fit.recipe.name + ("" if self.fit.seed is None else f", seed {self.fit.seed}")
             if self.fit.target:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
+            if self.fit.augment:
+                yield "augmentation", self.fit.augment
             yield "time", f"{self.fit.seconds:.0f} s"
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"

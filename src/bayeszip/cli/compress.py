@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayeszip.cli.base import (
+    AugmentOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -85,6 +86,7 @@ def compress(
         str | None,
         typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
     ] = None,
+    augment: AugmentOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -145,6 +147,7 @@ def compress(
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
+            augment=augment,
         )
     _deliver(result, loaders.test, output, run, as_json)
     leave()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.settings import at_least, between, check, setting
 
-__all__ = ["Augmentation", "Transform", "augmented"]
+__all__ = ["Augmentation", "Transform", "augmented", "name_of"]
 
 #: What a user may give in place of an `Augmentation`: a batch of inputs → as many inputs. It draws its random numbers
 #: from torch's global generator, if any.
@@ -152,9 +152,15 @@ def augmented(inputs: Any, augment: Augmentation | Transform | None, generator: 
         return augment.apply(inputs, generator)
     changed = augment(inputs)
     if _rows(changed) is None or _rows(changed) != _rows(inputs):
-        name = getattr(augment, "__qualname__", type(augment).__name__)
-        raise DataError(f"the transform {name} must give as many inputs as it is given, in the same form")
+        raise DataError(f"the transform {name_of(augment)} must give as many inputs as it is given, in the same form")
     return changed
+
+
+def name_of(augment: Augmentation | Transform) -> str:
+    """An augmentation in words, for records and messages."""
+    return (
+        str(augment) if isinstance(augment, Augmentation) else getattr(augment, "__qualname__", type(augment).__name__)
+    )
 
 
 def _rows(inputs: Any) -> list[int] | None:

@@ -50,7 +50,6 @@ def data_conditions(loader: Loader, n_data: int, loss: Callable[..., Any]) -> di
         "batches": count_batches(loader),
         "batch_size": getattr(loader, "batch_size", None),
         "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
-        "augmentation": str(getattr(loader, "augment", None)),
     }
     resident = [getattr(loader, name, None) for name in ("inputs", "targets")]
     tensors = [tensor for tensor in resident if isinstance(tensor, Tensor)]

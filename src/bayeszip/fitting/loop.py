@@ -9,6 +9,7 @@ What is not finite takes it back to the start of the epoch, once, and at lower r
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError, TrainingError
+from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Batch, Loader, count_batches, on_device, running
 from bayeszip.fitting.course import Course, Dials, Loss, Problem, start_terms
 from bayeszip.fitting.engine import Engine, SingleProcess
@@ -76,6 +78,7 @@ class Fitting:
         steering: asked for the strength of each epoch.
         at_rest: called after each step, epoch and phase; may take the state, or end the training by raising.
         engine: what it runs on; by default this process alone.
+        augment: changes the inputs of every batch, on the device; the teacher is shown the same.
 
     Raises:
         RecipeError: a phase needs a term, a teacher or variational layers, and there is none.
@@ -96,9 +99,14 @@ class Fitting:
         steering: Steering | None = None,
         at_rest: Callable[[Moment], None] | None = None,
         engine: Engine | None = None,
+        augment: Augmentation | Transform | None = None,
     ) -> None:
         self.device = next(network.parameters()).device
         self.engine = engine or SingleProcess(self.device)
+        if augment is not None and isinstance(batches, ResidentBatches):
+            # There, so that it is recorded with the steps.
+            batches, augment = batches.augmented_by(augment), None
+        self._augment = augment
         self.batches, self.phases, self.validation = self.engine.share(batches), phases, validation
         self.watcher, self.steering, self.at_rest = watcher or Watcher(), steering or Steering(), at_rest
         weights = tuple(variational_weights(network))
@@ -124,7 +132,9 @@ class Fitting:
         self._passes = Passes(self.batches)
         #: On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side.
         self._source = torch.Generator(self.device) if self.device.type == "cuda" else None
-        self._source_seeded = False
+        #: What the augmentation of other loaders' batches draws from.
+        self._augmenting = None if augment is None else torch.Generator(self.device)
+        self._seeded = False
         self._epoch_began = 0.0
         #: The state at the start of the epoch, to go back to.
         self._good: dict[str, Any] | None = None
@@ -175,7 +185,7 @@ class Fitting:
             **self.result(),
             "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
             "passes": self._passes.state_dict(),
-            "random": random_state(self._source, *self._passes.generators),
+            "random": random_state(self._source, self._augmenting, *self._passes.generators),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -198,8 +208,8 @@ class Fitting:
             self.optimizer = adam(self.course, self.rate_factor)
             load_optimizer_state(self.optimizer, state["optimizer"])
         self._passes.load_state_dict(state["passes"])
-        load_random_state(state["random"], self._source, *self._passes.generators)
-        self._source_seeded = True
+        load_random_state(state["random"], self._source, self._augmenting, *self._passes.generators)
+        self._seeded = True
 
     def result(self) -> dict[str, Any]:
         """What is left of it when it is over: the network, the terms, and what steered."""
@@ -219,14 +229,16 @@ class Fitting:
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:
         """The layers' noise from the source of this fitting, where it has one."""
+        # A checkpoint holds the main process's sources, which the others must not share.
+        if not self._seeded or not self.engine.is_main:
+            for source in (self._source, self._augmenting):
+                if source is not None:
+                    source.manual_seed(int(torch.randint(2**63 - 1, ())))
+            self._seeded = True
         if self._source is None:
             yield
             return
         layers = [layer for layer in self.network.modules() if isinstance(layer, VariationalLayer)]
-        # A checkpoint holds the main process's source, which the others must not share.
-        if not self._source_seeded or not self.engine.is_main:
-            self._source.manual_seed(int(torch.randint(2**63 - 1, ())))
-            self._source_seeded = True
         for layer in layers:
             layer.generator = self._source
         try:
@@ -326,7 +338,8 @@ class Fitting:
         n_batches = count_batches(self.batches)
         for batch in on_device(self._passes.rest(self.batch), self.device):
             done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
-            self._take_step(self.course.dials_at(done, strength), batch)
+            inputs = augmented(batch.inputs, self._augment, self._augmenting)
+            self._take_step(self.course.dials_at(done, strength), dataclasses.replace(batch, inputs=inputs))
             self.batch, self.steps = self.batch + 1, self.steps + 1
             self.watcher.on_batch(self.phase, done)
             self._rest("step")

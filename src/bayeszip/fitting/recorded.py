@@ -7,10 +7,12 @@ step reads the line its own counter points at. Python neither launches kernels n
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeszip.fitting.augmentation import Augmentation
 from bayeszip.fitting.course import Course, Dials
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.steps import take_step
@@ -37,11 +39,15 @@ _recording = threading.Lock()
 
 
 def can_be_recorded(batches: object, device: torch.device) -> bool:
-    """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay."""
+    """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay.
+
+    A transform of the caller's own may draw its random numbers on the host, where a replay would not see them.
+    """
     return (
         device.type == "cuda"
         and isinstance(batches, ResidentBatches)
         and batches.inputs.is_cuda
+        and (batches.augment is None or isinstance(batches.augment, Augmentation))
         and batches.shuffle
         and batches.n_examples // batches.batch_size > 2 * WARM_UP
     )
@@ -120,7 +126,9 @@ class RecordedSteps:
 
         sources = [self._noise, *([self._batches.augmenting] if self._batches.augment else [])]
         try:
-            self._graphs = {count: record(step, count, *sources) for count in (1, STEPS_AT_ONCE)}
+            # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
+            pool = torch.cuda.graph_pool_handle()
+            self._graphs = {count: record(step, count, pool, *sources) for count in (1, STEPS_AT_ONCE)}
         except RuntimeError as error:
             self._resists = True
             reason = str(error).partition("\n")[0]
@@ -139,10 +147,11 @@ def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
         first += stride
 
 
-def record(step: Callable[[], None], count: int, *generators: torch.Generator) -> torch.cuda.CUDAGraph:
+def record(step: Callable[[], None], count: int, pool: Any, *generators: torch.Generator) -> torch.cuda.CUDAGraph:
     """A graph that does again, `count` times, what `step` asks of the GPU.
 
     Args:
+        pool: the memory it works in; graphs that share one must not depend on what others left there.
         generators: those that move on with it, besides torch's own.
 
     Raises:
@@ -153,7 +162,7 @@ def record(step: Callable[[], None], count: int, *generators: torch.Generator) -
         graph.register_generator_state(generator)
     torch.cuda.current_stream().synchronize()
     # Other threads go on meanwhile, with recorded steps of their own.
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for _ in range(count):
             step()

@@ -1,18 +1,17 @@
 """Batches of tensors that already are where they are needed."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeszip.errors import DataError
+from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Batch
 
-__all__ = ["Augment", "ResidentBatches"]
-
-#: Changes the inputs of a batch, on their device, with random numbers from a source of the batches' own.
-Augment = Callable[[Tensor, torch.Generator], Tensor]
+__all__ = ["ResidentBatches"]
 
 
 class ResidentBatches:
@@ -27,7 +26,7 @@ class ResidentBatches:
         shuffle: a new order for each pass; otherwise batches are slices, in order.
         seed: start of the orders, and of what `augment` draws.
         drop_last: leave the remainder out.
-        augment: applied to the inputs of every batch that is given.
+        augment: changes the inputs of every batch that is given, on their device.
 
     Example:
         >>> x, y = torch.arange(5.0), torch.arange(5)
@@ -44,7 +43,7 @@ class ResidentBatches:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
-        augment: Augment | None = None,
+        augment: Augmentation | Transform | None = None,
     ) -> None:
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs and {len(targets)} targets don't match")
@@ -101,7 +100,14 @@ class ResidentBatches:
         return Batch(inputs, self.targets.index_select(0, rows), rows)
 
     def _augmented(self, inputs: Tensor) -> Tensor:
-        return inputs if self.augment is None else self.augment(inputs, self.augmenting)
+        changed: Tensor = augmented(inputs, self.augment, self.augmenting)
+        return changed
+
+    def augmented_by(self, augment: Augmentation | Transform) -> "ResidentBatches":
+        """The same data in the same order, changed by `augment` each time they are given."""
+        other = copy.copy(self)
+        other.augment = augment
+        return other
 
     def given(self, batches: int) -> None:
         """Note that this pass has given so many batches."""

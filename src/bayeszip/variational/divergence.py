@@ -21,8 +21,9 @@ from bayeszip.variational.distributions import (
     log_alpha,
 )
 from bayeszip.variational.kernels import kl_with_slopes
-from bayeszip.variational.layers import VariationalWeight, on_triton
+from bayeszip.variational.layers import VariationalWeight
 from bayeszip.variational.passes import add_to_gradients, scaled
+from bayeszip.variational.sampling import on_triton
 from bayeszip.variational.terms import Term
 
 __all__ = ["Divergence", "DivergenceSettings", "is_kept", "kl_sum", "survivors"]

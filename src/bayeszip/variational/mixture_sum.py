@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, log_joint
 from bayeszip.variational.kernels import read_grid, tabulate_mixture
-from bayeszip.variational.layers import on_triton
 from bayeszip.variational.passes import scaled
+from bayeszip.variational.sampling import on_triton
 
 __all__ = ["CHUNK", "Components", "Method", "grid_for", "log_mixture_sum", "with_gradients"]
 
