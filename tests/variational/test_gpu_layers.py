@@ -171,7 +171,8 @@ def test_it_keeps_no_patches():
     from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
 
     given = leaves(3, 2, (6, 6), 2, (3, 3))
-    kept = sample_by_patches(*given, Geometry((3, 3)), FLOOR).grad_fn.saved_tensors
+    output = sample_by_patches(*given, Geometry((3, 3)), FLOOR)
+    kept = output.grad_fn.saved_tensors
     own = [part.data_ptr() for part in given]
     assert [tensor.numel() for tensor in kept if tensor.data_ptr() not in own] == [3 * 4 * 4 * 4]
 

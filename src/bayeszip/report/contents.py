@@ -119,7 +119,8 @@ class Contents:
     def parts_of_loss(self) -> list[Curve]:
         """The parts of the loss over the run, by their names."""
         names = dict.fromkeys(name for stats in self._history() for name in stats.parts)
-        return [_curve(name, (stats.parts.get(name) for stats in self._history())) for name in names]
+        curves = [_curve(name, (stats.parts.get(name) for stats in self._history())) for name in names]
+        return [curve for curve in curves if curve.values]
 
     def points(self) -> list[Point]:
         """Accuracy against size: the run's epochs, what others report, and the file itself last."""

@@ -381,7 +381,7 @@ def _training(contents: Contents) -> Markup | None:
     if contents.run is None or not contents.run.history:
         return None
     spans = contents.spans()
-    parts = [part for part in contents.parts_of_loss() if part.values and max(map(abs, part.values)) > 1e-3]
+    parts = [part for part in contents.parts_of_loss() if max(map(abs, part.values)) > 1e-3]
     legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in charts.colored(parts)), "  ")
     figures = [
         element(

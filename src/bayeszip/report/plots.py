@@ -174,8 +174,7 @@ def _mosaic(tiles: Sequence[np.ndarray]) -> np.ndarray:
 def _draw_training(figure: Figure, contents: Contents) -> None:
     panels = figure.subplots(2, 2, sharex=True).reshape(-1)
     for color, curve in zip(cycle(LINES), contents.parts_of_loss(), strict=False):
-        if curve.values:
-            panels[0].plot(curve.epochs, curve.values, color=color, label=curve.label, linewidth=1.2)
+        panels[0].plot(curve.epochs, curve.values, color=color, label=curve.label, linewidth=1.2)
     panels[0].legend()
     panels[0].set_title("Parts of the loss, nats per example")
     for axes, (title, name, scale) in zip(

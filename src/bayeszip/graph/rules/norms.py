@@ -69,7 +69,7 @@ class BatchNorm(_ChannelNorm):
         channels = along(site.inputs[0].constants, 1, site.output.shape[1])
         scale = (1.0 if weight is None else weight) / np.sqrt(variance + float(site.node.attributes["eps"]))  # type: ignore[arg-type]
         offset = np.zeros_like(mean) if bias is None else bias
-        result = np.where(scale == 0, offset, (channels - mean) + offset)
+        result = np.where(scale == 0, offset, (channels - mean) * scale + offset)
         return self._channels(site, np.where(np.isfinite(scale), result, UNKNOWN))
 
 
