@@ -41,8 +41,8 @@ ONLY = {
 }
 #: Training never sees bytes.
 NEVER = {("fitting", "codec"), ("fitting", "quantize"), ("posterior", "codec")}
-#: Nor does it know of any data set or network by name.
-NEVER |= {("fitting", "data"), ("fitting", "models")}
+#: No stage of the path knows of any data set or network by name.
+NEVER |= {(room, leaf) for room in ("fitting", "result", "ending", "compressing") for leaf in ("data", "models")}
 
 #: What comes from outside the standard library, where that is less than everything.
 OUTSIDE = {

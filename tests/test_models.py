@@ -11,7 +11,8 @@ from torch.nn import functional as F
 import bayeszip
 from bayeszip import data, graph
 from bayeszip.errors import ModelError
-from bayeszip.models import BUILT_IN, VGG16, LeNet5, LeNet300, ResNet, build, parameter_count
+from bayeszip.graph.storable import parameter_count
+from bayeszip.models import BUILT_IN, VGG16, LeNet5, LeNet300, ResNet, build
 
 
 @pytest.fixture

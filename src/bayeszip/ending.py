@@ -12,7 +12,7 @@ from bayeszip import codec
 from bayeszip.errors import TargetError
 from bayeszip.fitting import Course, Steering
 from bayeszip.fitting.shared_values import SharedValues
-from bayeszip.models import parameter_count
+from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, round_codebook
 from bayeszip.recipe import Recipe

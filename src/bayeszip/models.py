@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
 
-__all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by", "parameter_count"]
+__all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by"]
 
 
 class LeNet300(nn.Module):
@@ -263,18 +262,6 @@ def made_by(factory_name: str) -> Any:
     with _current_folder_importable():
         factory = _attribute(_import(module_name), name)
         return factory if isinstance(factory, nn.Module) else _called(factory, factory_name)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """How many parameters `module` has; one that is used in several places counts once.
-
-    Raises:
-        ModelError: a lazy layer has not seen data yet, so nobody knows.
-    """
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ModelError(f"{name} has no shape yet; run the lazy network once on an example before")
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bayeszip import codec, graph, models
+from bayeszip import codec, graph
 from bayeszip.errors import ModelError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats
+from bayeszip.graph.storable import parameter_count
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
@@ -138,7 +139,7 @@ class Form:
         return coded(small, self._coding, self._network, self._without_graph)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
-        count = models.parameter_count(self._network)
+        count = parameter_count(self._network)
         return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
 
     def _without_dead_units(self, large: CompressedModel) -> CompressedModel:

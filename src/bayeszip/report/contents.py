@@ -14,6 +14,7 @@ from bayeszip.errors import DataError
 from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
 from bayeszip.graph.indices import is_index, surviving
+from bayeszip.graph.storable import parameter_count
 from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.report.first_layer import Picture, first_layer, values_of
 from bayeszip.report.quoted import Quoted, quoted_for
@@ -196,7 +197,7 @@ def _known_network(description: Description) -> tuple[str | None, dict[str, tupl
     for network, build in models.BUILT_IN.items():
         module = build()
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-        if models.parameter_count(module) == description.original_parameters and names and names <= set(shapes):
+        if parameter_count(module) == description.original_parameters and names and names <= set(shapes):
             return network, shapes
     return None, {}
 
