@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "files", "settings"},
+    {"operators", "files", "settings", "processes"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "loaders", "summary"},
@@ -24,7 +24,7 @@ FLOORS = (
     {"targets"},
     {"pipeline"},
     {"report", "compressor", "record"},
-    {"sweep"},
+    {"sweep", "experiments"},
     {"cli"},
     {"__main__"},
 )

@@ -84,8 +84,16 @@ class Dataset:
 
     train: Split
     validation: Split
-    test: Split
+    #: None: it was left alone.
+    opened_test: Split | None
     name: str
+
+    @property
+    def test(self) -> Split:
+        """The published test set, unless the data were loaded with it sealed."""
+        if self.opened_test is None:
+            raise DataError(f"the test set of {self.name} is sealed: what chooses settings can't read it")
+        return self.opened_test
 
     @property
     def classes(self) -> int:
@@ -93,22 +101,23 @@ class Dataset:
         return 1 + max(int(split.labels.max()) for split in (self.train, self.validation, self.test))
 
 
-def load(spec: str, *, mirrors: Sequence[str] = MIRRORS) -> Dataset:
+def load(spec: str, *, mirrors: Sequence[str] = MIRRORS, sealed: bool = False) -> Dataset:
     """The data set that `spec` names: `mnist`, or `idx:FOLDER` for a folder of IDX files.
 
     MNIST is looked for in the folder that the environment variable BAYESZIP_DATA names, in a checkout's data/mnist
-    and in the cache folder; failing these it is downloaded from `mirrors` into the cache folder.
+    and in the cache folder; failing these it is downloaded from `mirrors` into the cache folder. `sealed` leaves the
+    test set alone: its files are not opened.
 
     Raises:
         DataError: the data are missing, damaged or of the wrong form; the message names the file.
     """
     if spec == "mnist":
-        return _mnist(mirrors)
+        return _mnist(mirrors, sealed)
     kind, separator, folder = spec.partition(":")
     if kind == "idx" and separator:
         if not folder:
             raise DataError("idx: needs a folder, as in idx:path/to/folder")
-        return _dataset(Path(folder).expanduser(), spec)
+        return _dataset(Path(folder).expanduser(), spec, sealed)
     raise DataError(f"unknown data set {spec!r}; give mnist or idx:FOLDER")
 
 
@@ -199,14 +208,14 @@ def _read_at_most(stream: io.BufferedIOBase, limit: int) -> bytearray:
 # A folder of IDX files
 
 
-def _dataset(folder: Path, name: str) -> Dataset:
-    paths = _find_files(folder)
+def _dataset(folder: Path, name: str, sealed: bool) -> Dataset:
+    paths = _find_files(folder, ("train",) if sealed else ("train", "test"))
     images, labels = _read_pair(paths["train-images"], paths["train-labels"])
-    test_images, test_labels = _read_pair(paths["test-images"], paths["test-labels"])
-    if images.shape[1:] != test_images.shape[1:]:
+    test = None if sealed else _read_pair(paths["test-images"], paths["test-labels"])
+    if test is not None and images.shape[1:] != test[0].shape[1:]:
         raise DataError(
             f"{paths['train-images']} and {paths['test-images']} hold images of different sizes, "
-            f"{images.shape[1:]} and {test_images.shape[1:]}"
+            f"{images.shape[1:]} and {test[0].shape[1:]}"
         )
     if len(images) < 2:
         raise DataError(f"{paths['train-images']} holds one image; training and validation need two")
@@ -214,18 +223,18 @@ def _dataset(folder: Path, name: str) -> Dataset:
     return Dataset(
         train=_split(images[train], labels[train]),
         validation=_split(images[validation], labels[validation]),
-        test=_split(test_images, test_labels),
+        opened_test=_split(*test) if test is not None else None,
         name=name,
     )
 
 
-def _find_files(folder: Path) -> dict[str, Path]:
-    """The four files of a folder, by role; names like MNIST's first, else the only one that fits."""
+def _find_files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
+    """The files of `parts` in a folder, by role; names like MNIST's first, else the only one that fits."""
     try:
         entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder} can't be read as a folder of IDX files: {error.strerror or error}") from error
-    found = {role: _candidates(entries, role) for role in _USUAL_NAMES}
+    found = {role: _candidates(entries, role) for role in _USUAL_NAMES if role.startswith(tuple(parts))}
     missing = [f"{_USUAL_NAMES[role]} (or .gz, .xz)" for role, paths in found.items() if not paths]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}")
@@ -324,10 +333,10 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "bayeszip"
 
 
-def _mnist(mirrors: Sequence[str]) -> Dataset:
+def _mnist(mirrors: Sequence[str], sealed: bool) -> Dataset:
     folder = _mnist_folder(mirrors)
     try:
-        return _dataset(folder, "mnist")
+        return _dataset(folder, "mnist", sealed)
     except DataError as error:
         if folder != cache_folder() / "mnist":
             raise

@@ -15,7 +15,7 @@ from bayeszip import data
 from bayeszip.errors import DataError, ModelError
 from bayeszip.models import made_by
 
-__all__ = ["Loaders", "load_data", "load_weights", "read_weights"]
+__all__ = ["Loaders", "load_data", "load_test", "load_weights", "read_weights"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -25,38 +25,57 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class Loaders:
-    """Batches of the three splits; hyper-parameters are chosen on validation, test only reports."""
+    """What training and choosing may see. The test set is asked for by itself, with `load_test`, and only reports."""
 
     train: Batches
     validation: Batches
-    test: Batches
 
 
 def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) -> Loaders:
-    """`mnist`, `idx:FOLDER`, or `module:factory`, where `factory()` returns (train, validation[, test]) loaders.
+    """Training and validation batches of `mnist`, `idx:FOLDER`, or `module:factory`; the test set stays sealed.
+
+    `factory()` returns (train, validation[, test]) loaders; the third is not handed on.
 
     Raises:
         DataError: the data is missing or damaged, or the factory returned something else.
     """
+    if not _is_built_in(spec):
+        return Loaders(*_from_factory(spec)[:2])
+    dataset = data.load(spec, sealed=True)
+    train, validation = dataset.train.to(device), dataset.validation.to(device)
+    return Loaders(
+        data.Batches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
+        data.Batches(validation.images, validation.labels, EVALUATION_BATCH),
+    )
+
+
+def load_test(spec: str, *, device: torch.device) -> Batches:
+    """The test batches of the data that `load_data` knows by `spec`; of a factory without any, those for validation.
+
+    Raises:
+        DataError: the data is missing or damaged, or the factory returned something else.
+    """
+    if not _is_built_in(spec):
+        return _from_factory(spec)[-1]
+    test = data.load(spec).test.to(device)
+    return data.Batches(test.images, test.labels, EVALUATION_BATCH)
+
+
+def _is_built_in(spec: str) -> bool:
+    """Whether it is a data set by name, not a factory."""
     if spec == "mnist" or spec.startswith("idx:"):
-        dataset = data.load(spec)
-        train, validation, test = (split.to(device) for split in (dataset.train, dataset.validation, dataset.test))
-        return Loaders(
-            data.Batches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
-            data.Batches(validation.images, validation.labels, EVALUATION_BATCH),
-            data.Batches(test.images, test.labels, EVALUATION_BATCH),
-        )
+        return True
     if not all(spec.partition(":")):
         raise DataError(f"unknown data {spec!r}; give mnist, idx:FOLDER or module:factory")
-    return _from_factory(spec)
+    return False
 
 
-def _from_factory(spec: str) -> Loaders:
+def _from_factory(spec: str) -> tuple[Any, ...]:
     made: Any = made_by(spec)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not all(hasattr(part, "__iter__") for part in made):
         found = f"{len(made)} of something" if isinstance(made, tuple) else type(made).__name__
         raise DataError(f"{spec} must return (train, validation) or (train, validation, test) loaders, not {found}")
-    return Loaders(made[0], made[1], made[-1])
+    return made
 
 
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -32,6 +32,8 @@ class Fit:
     #: What it was trained on.
     device: str
     history: tuple[EpochStats, ...] = field(repr=False)
+    #: On the validation data, right after quantization and before the closing phase.
+    accuracy_snapped: float | None = None
     #: What the file was to keep to, and the factor on τ₁ that training towards it came to.
     target: str | None = None
     strength: float = 1.0

@@ -106,7 +106,7 @@ def compress(
     from bayeszip import models, pipeline
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_weights
+    from bayeszip.loaders import load_data, load_test, load_weights
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
@@ -128,7 +128,9 @@ def compress(
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
-    with _missed_is_recorded(run, loaders.test), _watched(chosen, pretrain, run, log) as watcher:
+    # Now, so that what is wrong with it is known before the training, of which it is no part.
+    test = load_test(data, device=target)
+    with _missed_is_recorded(run, test), _watched(chosen, pretrain, run, log) as watcher:
         result = pipeline.compress(
             network,
             loaders.train,
@@ -145,7 +147,7 @@ def compress(
             resume=resume,
             mixed_precision=mixed_precision,
         )
-    _deliver(result, loaders.test, output, run, as_json)
+    _deliver(result, test, output, run, as_json)
     leave()
 
 
