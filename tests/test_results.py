@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import scipy.stats
 import torch
 
 from bayeszip import codec, pipeline
@@ -12,7 +11,6 @@ from bayeszip.codec.accounting import paper_size
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.pages import PAGES, inherited, rendered
 from bayeszip.experiments.records import OFFSET_BITS, file_of, history_of, read, recipe_of
-from bayeszip.experiments.tables import STUDENT_T
 from bayeszip.loaders import load_test
 from bayeszip.recipe import RECIPES
 from bayeszip.record import file_figures
@@ -79,11 +77,6 @@ def test_the_folders_hold_records_and_files_alone_under_short_names():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_are_rendered_from_the_records(page):
     assert (ROOT / page).read_text(encoding="utf-8") == rendered(ROOT, page), "run: bayeszip reproduce --render"
-
-
-def test_intervals_are_student_s():
-    for degrees, quantile in enumerate(STUDENT_T, 1):
-        assert quantile == pytest.approx(scipy.stats.t.ppf(0.975, degrees), abs=6e-4)
 
 
 def fields_of(recipe):

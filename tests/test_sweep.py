@@ -15,11 +15,13 @@ from types import SimpleNamespace
 import numpy as np
 import optuna
 import pytest
+import torch
 
 import bayeszip
 from bayeszip.cli import main
 from bayeszip.errors import DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import EpochStats
+from bayeszip.loaders import load_test
 from bayeszip.recipe import recipe
 from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, study, work, worker, write_front
 from bayeszip.sweep.front import Front, Point
@@ -578,3 +580,47 @@ def test_trials_are_not_launched_in_many_processes(run, tmp_path, monkeypatch):
 
 def test_help_has_an_example(run):
     assert "bayeszip sweep lenet-300-100" in run("sweep", "--help")[1]
+
+
+def test_a_sweep_leaves_the_test_set_alone_and_runs_trials_side_by_side(folder, run, tmp_path):
+    sealed = tmp_path / "sealed"
+    sealed.mkdir()
+    for path in (folder / "images").glob("train-*"):
+        (sealed / path.name).write_bytes(path.read_bytes())
+    more = ["--data", f"idx:{sealed}", "--prune-margin", "0", "--jobs", "2"]
+    status, output, errors = run(*arguments(tmp_path / "out", 4, *more))
+    assert status == 0, errors
+    assert "4 trials complete, 0 pruned, 0 failed" in output
+    assert "test" not in output.replace(str(tmp_path), "")
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out" / "trials").glob("*/result.json")]
+    assert len(records) == 4
+    assert not any("accuracy" in record for record in records)
+    with pytest.raises(DataError, match="lacks t10k-images"):
+        load_test(f"idx:{sealed}", device=torch.device("cpu"))
+
+
+LOADERS = """
+import torch
+
+class Sealed:
+    def __iter__(self):
+        raise AssertionError("the test set was opened")
+
+def loaders():
+    torch.manual_seed(0)
+    batches = [(torch.rand(16, 1, 8, 8), torch.randint(2, (16,))) for _ in range(4)]
+    return batches, batches[:1], Sealed()
+"""
+
+
+def test_a_sweep_is_not_given_the_third_of_a_factory_s_loaders(folder, run, tmp_path):
+    (folder / "loaders_of_a_sweep.py").write_text(LOADERS)
+    status, _, errors = run(*arguments(tmp_path / "out", 2, "--data", "loaders_of_a_sweep:loaders"))
+    assert status == 0, errors
+
+
+def test_a_fault_of_all_workers_is_told_once(run, tmp_path):
+    status, _, errors = run(*arguments(tmp_path / "out", 9, "--data", "idx:gone", "--jobs", "2"))
+    assert status == 1
+    assert "no trial succeeds; the last says: " in errors
+    assert "Traceback" not in errors

@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-import torch
-
 from bayeszip.errors import BayeszipError, Interrupted, ModelError
 
 __all__ = ["Outcome", "Workers", "side_by_side", "untouched_device"]
@@ -151,6 +149,8 @@ def untouched_device(device: str) -> str:
     Raises:
         ModelError: there is no such device.
     """
+    import torch  # a worker whose tasks don't need it starts without
+
     # Asked of the driver's library, where torch would otherwise begin with CUDA in this process.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     available = torch.cuda.is_available()

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -118,7 +118,9 @@ def carry_out(
 
 def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[Outcome]:
     """Pretraining first, once for those that begin alike; returns what failed."""
-    beginnings = {task.weights: Task(task.run, task.folder, task.device, True) for task in tasks}
+    beginnings: dict[Path, Task] = {}
+    for task in tasks:
+        beginnings.setdefault(task.weights, replace(task, pretraining=True))
     lacking = [task for path, task in beginnings.items() if not path.exists()]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(
@@ -148,7 +150,7 @@ def _follow(
         progress.advance(bar)
         if outcome.error is not None:
             failures.append(outcome)
-            _say(progress.console, f"{outcome.task.run.name} failed: {outcome.error}")
+            _say(progress.console, f"{title}, {outcome.task.run.name} failed: {outcome.error}")
         elif outcome.answer is not None:
             _say(progress.console, keep(outcome.answer))
     return failures
