@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import optuna
 import pytest
 import torch
 
@@ -26,6 +25,8 @@ from bayeszip.recipe import recipe
 from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, study, work, worker, write_front
 from bayeszip.sweep.front import Front, Point
 from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher, is_hopeless
+
+optuna = pytest.importorskip("optuna")
 
 QUICK = recipe("quick")
 

@@ -55,7 +55,7 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
         **figures,
         "validation_accuracy_before": fit.accuracy_before,
         "validation_accuracy_trained": trained[-1] if trained else fit.accuracy_before,
-        "validation_accuracy_snapped": fit.accuracy_snapped,
+        "validation_accuracy_snapped": result.accuracy_snapped,
         "validation_accuracy": result.accuracy,
         "seconds": round(fit.seconds, 1),
         "seed": fit.seed,

@@ -32,8 +32,6 @@ class Fit:
     #: What it was trained on.
     device: str
     history: tuple[EpochStats, ...] = field(repr=False)
-    #: On the validation data, right after quantization and before the closing phase.
-    accuracy_snapped: float | None = None
     #: What the file was to keep to, and the factor on τ₁ that training towards it came to.
     target: str | None = None
     strength: float = 1.0
@@ -49,8 +47,10 @@ class Result:
     compressed: CompressedModel
     #: Why the file holds tensors without a graph; None if it holds the graph.
     without_graph: str | None = None
-    #: Accuracy of `model` on the validation data, if there was any.
+    #: Accuracy of `model` on the validation data, if there was any, and right after quantization, before its shared
+    #: values were trained.
     accuracy: float | None = None
+    accuracy_snapped: float | None = None
     #: None if nothing was trained.
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from bayeszip.errors import TrainingError
 from bayeszip.experiments.plan import Experiment, Run
 from bayeszip.experiments.records import Record, add, file_of, missing, record_of
-from bayeszip.files import Lock, create_folder, write_atomically
+from bayeszip.files import Lock, create_folder, remove_temporaries, write_atomically
 from bayeszip.fitting import Watcher, count_examples, fit
 from bayeszip.loaders import Loaders, load_data, load_test, load_weights
 from bayeszip.pipeline import build_seeded, compress, resolve_device
@@ -104,7 +104,9 @@ def carry_out(
     device = untouched_device(device)
     with ExitStack() as stack:
         stack.callback(Lock(output / ".lock").release)
-        left = missing(folder, runs)
+        remove_temporaries(folder)
+        # The longest first, so that the last to end are short.
+        left = sorted(missing(folder, runs), key=_epochs, reverse=True)
         if len(left) < len(runs):
             _say(console, f"{len(runs) - len(left)} of {len(runs)} runs have their records in {folder}")
         if not left:
@@ -114,6 +116,10 @@ def carry_out(
     if failures:
         listed = "".join(f"\n  {failure.task.run.name}: {failure.error}" for failure in failures)
         raise TrainingError(f"{len(failures)} of {len(left)} runs failed, the others are recorded:{listed}")
+
+
+def _epochs(run: Run) -> int:
+    return sum(phase.epochs for phase in run.recipe.sequence(pretrain=False))
 
 
 def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[Outcome]:
