@@ -27,7 +27,7 @@ CODEBOOK = np.linspace(-0.08, 0.08, 9, dtype=np.float32)[[4, 0, 1, 2, 3, 5, 6, 7
 ROOT = Path(__file__).parents[1]
 
 #: Where trained files lie, the best first.
-TRAINED = ("results/table/lenet-5-*/net.bayz", "results/*/lenet-5*/net.bayz", "benchmarks/networks/lenet-5.bayz")
+TRAINED = ("results/table/lenet-5-*.bayz", "benchmarks/networks/lenet-5.bayz")
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "files", "settings", "schedules", "devices"},
+    {"operators", "files", "settings", "schedules", "devices", "processes"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "summary", "loading"},
@@ -25,7 +25,7 @@ FLOORS = (
     {"ending"},
     {"compressing", "compressor"},
     {"report", "record"},
-    {"sweep"},
+    {"sweep", "experiments"},
     {"cli"},
     {"__main__"},
 )

@@ -13,17 +13,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import optuna
 import pytest
+import torch
 
 import bayeszip
 from bayeszip.cli import main
 from bayeszip.errors import DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import EpochStats
+from bayeszip.loaders import load_test
 from bayeszip.recipe import recipe
 from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, study, work, worker, write_front
 from bayeszip.sweep.front import Front, Point
 from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher, is_hopeless
+
+optuna = pytest.importorskip("optuna")
 
 QUICK = recipe("quick")
 
@@ -325,10 +328,11 @@ def stands_for(monkeypatch, outcome):
 
     def compressed(plan, settings, pruning, show):
         error, size = outcome(next(count), pruning)
-        return SimpleNamespace(accuracy=1 - error, bytes=size, fit=None), {"accuracy": 0.5}
+        return SimpleNamespace(accuracy=1 - error, bytes=size, blob=b"", fit=None)
 
     monkeypatch.setattr(worker, "_compress", compressed)
     monkeypatch.setattr(worker, "write_record", lambda folder, result, figures: None)
+    monkeypatch.setattr(worker, "size_figures", lambda blob: {})
 
 
 def test_a_worker_records_what_became_of_each_trial(plan, tmp_path, monkeypatch):
@@ -380,7 +384,7 @@ def test_an_interrupted_trial_is_left_to_the_next(plan, tmp_path, monkeypatch):
 
 
 def point(trial, error, size):
-    return Point(trial, error, size, 0.9, {"all.tau1": 0.5}, "here")
+    return Point(trial, error, size, {"all.tau1": 0.5}, "here")
 
 
 def test_the_front_is_what_no_other_beats(tmp_path):
@@ -389,7 +393,7 @@ def test_the_front_is_what_no_other_beats(tmp_path):
     for _ in range(40):
         error, size = rng.integers(0, 9) / 100, int(rng.integers(1000, 1010))
         trial = shared.ask()
-        shared.complete(trial, (error, size), test_accuracy=0.9)
+        shared.complete(trial, (error, size))
     front = front_of(shared)
     values = {(found.error, found.bytes) for found in front.points}
     unbeaten = {
@@ -504,8 +508,8 @@ def test_two_processes_join_one_study_and_a_rerun_adds_what_is_missing(folder, r
     assert all(shares), "both workers have run trials"
     numbers = sorted(int(line.split()[1]) for line in itertools.chain(*shares))
     assert len(numbers) == len(set(numbers)) == 4
-    status, output, _ = run(*arguments("joined", 5, "--prune-margin", "0", "--json", **together))
-    assert status == 0
+    status, output, errors = run(*arguments("joined", 5, "--prune-margin", "0", "--json", **together))
+    assert status == 0, errors
     figures = json.loads(output)
     assert (figures["complete"], figures["failed"]) == (5, 0)
     records = [json.loads(path.read_text()) for path in sorted((folder / "joined" / "trials").glob("*/result.json"))]
@@ -520,7 +524,7 @@ def test_two_processes_join_one_study_and_a_rerun_adds_what_is_missing(folder, r
         kept = folder / "joined" / "front" / f"trial-{member['trial']:04d}"
         assert (kept / "net.bayz").stat().st_size == member["bytes"]
         assert bayeszip.load(kept / "net.bayz") is not None
-        assert json.loads((kept / "result.json").read_text())["accuracy"] == member["test_accuracy"]
+        assert 1 - json.loads((kept / "result.json").read_text())["validation_accuracy"] == member["error"]
 
 
 def test_a_killed_sweep_goes_on_where_it_was(folder, run, tmp_path):
@@ -577,3 +581,47 @@ def test_trials_are_not_launched_in_many_processes(run, tmp_path, monkeypatch):
 
 def test_help_has_an_example(run):
     assert "bayeszip sweep lenet-300-100" in run("sweep", "--help")[1]
+
+
+def test_a_sweep_leaves_the_test_set_alone_and_runs_trials_side_by_side(folder, run, tmp_path):
+    sealed = tmp_path / "sealed"
+    sealed.mkdir()
+    for path in (folder / "images").glob("train-*"):
+        (sealed / path.name).write_bytes(path.read_bytes())
+    more = ["--data", f"idx:{sealed}", "--prune-margin", "0", "--jobs", "2"]
+    status, output, errors = run(*arguments(tmp_path / "out", 4, *more))
+    assert status == 0, errors
+    assert "4 trials complete, 0 pruned, 0 failed" in output
+    assert "test" not in output.replace(str(tmp_path), "")
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out" / "trials").glob("*/result.json")]
+    assert len(records) == 4
+    assert not any("accuracy" in record for record in records)
+    with pytest.raises(DataError, match="lacks t10k-images"):
+        load_test(f"idx:{sealed}", device=torch.device("cpu"))
+
+
+LOADERS = """
+import torch
+
+class Sealed:
+    def __iter__(self):
+        raise AssertionError("the test set was opened")
+
+def loaders():
+    torch.manual_seed(0)
+    batches = [(torch.rand(16, 1, 8, 8), torch.randint(2, (16,))) for _ in range(4)]
+    return batches, batches[:1], Sealed()
+"""
+
+
+def test_a_sweep_is_not_given_the_third_of_a_factory_s_loaders(folder, run, tmp_path):
+    (folder / "loaders_of_a_sweep.py").write_text(LOADERS)
+    status, _, errors = run(*arguments(tmp_path / "out", 2, "--data", "loaders_of_a_sweep:loaders"))
+    assert status == 0, errors
+
+
+def test_a_fault_of_all_workers_is_told_once(run, tmp_path):
+    status, _, errors = run(*arguments(tmp_path / "out", 9, "--data", "idx:gone", "--jobs", "2"))
+    assert status == 1
+    assert "no trial succeeds; the last says: " in errors
+    assert "Traceback" not in errors

@@ -5,7 +5,7 @@
  quantization            `within_bytes`: as many weights as the budget holds; is there room left, finer shared values
  closing phase           the shared values are trained; what is then still too much is trimmed
 
-Sizes are those of coded files, never estimates. For an accuracy to keep, the pipeline looks for the smallest such file.
+Sizes are those of coded files, never estimates. For an accuracy to keep, the ending looks for the smallest such file.
 """
 
 import copy

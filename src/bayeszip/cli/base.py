@@ -20,6 +20,7 @@ __all__ = [
     "DataOption",
     "DeviceOption",
     "FileArgument",
+    "JobsOption",
     "JsonOption",
     "ModelArgument",
     "OutputOption",
@@ -71,6 +72,7 @@ AugmentOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="How many runs to train at a time, each in its own process.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 RecipeOption = Annotated[str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")]
 WeightsOption = Annotated[

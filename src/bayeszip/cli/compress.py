@@ -109,7 +109,7 @@ def compress(
     from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_weights
+    from bayeszip.loaders import load_data, load_test, load_weights
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
@@ -131,7 +131,9 @@ def compress(
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
-    with _missed_is_recorded(run, loaders.test), _watched(chosen, pretrain, run, log) as watcher:
+    # Now, so that what is wrong with it is known before the training, of which it is no part.
+    test = load_test(data, device=target)
+    with _missed_is_recorded(run, test), _watched(chosen, pretrain, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -149,7 +151,7 @@ def compress(
             mixed_precision=mixed_precision,
             augment=augment,
         )
-    _deliver(result, loaders.test, output, run, as_json)
+    _deliver(result, test, output, run, as_json)
     leave()
 
 

@@ -38,13 +38,12 @@ def evaluate(
     """
     from bayeszip import loading, models
     from bayeszip.devices import resolve_device
-    from bayeszip.loaders import load_data
+    from bayeszip.loaders import load_test
     from bayeszip.record import file_figures
 
     target = resolve_device(device)
     network = loading.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
-    loaders = load_data(data, batch_size=1000, seed=0, device=target)
-    figures = file_figures(network, read_file(file), loaders.test)
+    figures = file_figures(network, read_file(file), load_test(data, device=target))
     if as_json:
         typer.echo(json.dumps(figures))
     else:
