@@ -4,7 +4,7 @@
 ['lenet-5-vd+sws-10', 'lenet-5-vd+sws-11']
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bayeszip.errors import RecipeError
@@ -104,87 +104,76 @@ _FROM = {
 }
 #: Mostly by the dense network, whose outputs are softened more.
 _TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
-#: Standard deviations of the components at the beginning and the end of a phase.
-_WIDTHS = ((0.015, 0.004), (0.02, 0.004), (0.02, 0.002), (0.03, 0.003))
+#: Runs as names, settings and what stands for {} in both; several values of one run are joined by a slash.
+Family = tuple[str, str, str]
+
+_WIDTHS: Family = (
+    "std={}-{}-K={}",
+    "all.std_first={} all.std_last={} mixture.components={}",
+    "0.015/0.004/17 0.02/0.004/17 0.02/0.002/17 0.03/0.003/17 0.015/0.004/33 0.02/0.004/33 0.02/0.002/33 0.03/0.003/33",
+)
+_STRENGTHS: Family = ("tau1={}", "all.tau1={}", "0.1 0.25 0.5 1 2 4 8")
+_SIZES = "0.3/0.001/17 0.3/0.001/33 0.3/0.0005/17 0.3/0.0005/33 0.5/0.001/17 0.5/0.001/33 0.5/0.0005/17 0.5/0.0005/33 "
+_SIZES += "0.7/0.001/17 0.7/0.001/33 0.7/0.0005/17 0.7/0.0005/33 1/0.001/17 1/0.001/33 1/0.0005/17 1/0.0005/33"
+_AT_SIZE = "all.tau1={} vd.rate_log_sigma2={} mixture.components={}"
+_CHOSEN = "all.tau1=0.7 mixture.components=33"
 
 
-def _varied(model: str, method: str, named: Iterator[tuple[str, str]], more: str = "") -> tuple[Variant, ...]:
-    """A variant for each name and its settings; `meaning` has the settings that vary."""
+def _varied(model: str, method: str, more: str, *families: Family) -> tuple[Variant, ...]:
+    """A variant for each run of the families; `meaning` has the settings that vary."""
+    named = [
+        (name.format(*values.split("/")), settings.format(*values.split("/")))
+        for name, settings, many in families
+        for values in many.split() or [""]
+    ]
     return tuple(
         Variant(f"{method}-{name}", model, method, f"{_FROM[method]} {more} {settings}", meaning=settings)
         for name, settings in named
     )
 
 
-def _both_priors_on_lenet_5() -> Iterator[tuple[str, str]]:
-    for tau1 in ("0.1", "0.25", "0.5", "1", "2", "4", "8"):
-        yield f"tau1={tau1}", f"all.tau1={tau1}"
-    for tau1 in ("0.5", "1", "2"):
-        yield f"tau1={tau1}-K=33", f"all.tau1={tau1} mixture.components=33"
-    for tau1 in ("1", "2"):
-        yield f"tau1={tau1}-slower", f"all.tau1={tau1} vd.rate_log_sigma2=5e-4"
-    yield "tau1=1-K=9", "all.tau1=1 mixture.components=9"
-    yield "tau1=1-slower-means", "all.tau1=1 vd.rate_theta=2e-3"
-    for tau1 in ("1", "2"):
-        yield f"tau1={tau1}-taught", f"all.tau1={tau1} {_TAUGHT}"
-
-
-def _dropout_on_lenet_5() -> Iterator[tuple[str, str]]:
-    for tau1 in ("0.1", "0.25", "0.5", "1", "2", "4", "8"):
-        yield f"tau1={tau1}", f"all.tau1={tau1}"
-    for count, strengths in (("64", ("0.5", "1", "2")), ("16", ("1", "2", "4"))):
-        for tau1 in strengths:
-            yield f"tau1={tau1}-values={count}", f"all.tau1={tau1} quantization.components={count}"
-
-
-def _sharing_on_lenet_5() -> Iterator[tuple[str, str]]:
-    for tau2 in ("0.003", "0.01", "0.03", "0.06", "0.1", "0.3"):
-        yield f"tau2={tau2}", f"all.tau2={tau2}"
-    for tau2 in ("0.03", "0.1"):
-        for proportion in ("0.99", "0.9999"):
-            yield f"tau2={tau2}-pi0={proportion}", f"all.tau2={tau2} mixture.zero_proportion={proportion}"
-        yield f"tau2={tau2}-faster", f"all.tau2={tau2} all.rate_theta=2e-3 all.rate_means=2e-3"
-    yield from _widths()
-
-
-def _widths() -> Iterator[tuple[str, str]]:
-    for components in (17, 33):
-        for first, last in _WIDTHS:
-            yield (
-                f"std={first}-{last}-K={components}",
-                f"all.std_first={first} all.std_last={last} mixture.components={components}",
-            )
-
-
-def _both_priors_on_lenet_300() -> Iterator[tuple[str, str]]:
-    for tau1 in ("0.3", "0.5", "0.7", "1"):
-        for rate in ("0.001", "0.0005"):
-            for components in (17, 33):
-                settings = f"all.tau1={tau1} vd.rate_log_sigma2={rate} mixture.components={components}"
-                yield f"tau1={tau1}-rate={rate}-K={components}", settings
-                yield f"tau1={tau1}-rate={rate}-K={components}-taught", f"{settings} {_TAUGHT}"
-    for setting in ("vd+sws.std_last=0.003", "vd+sws.std_last=0.0015", "vd+sws.tau1=0.35", "vd+sws.tau2=0.05"):
-        yield setting.removeprefix("vd+sws."), f"all.tau1=0.7 mixture.components=33 {setting}"
-    yield "closing=30", "all.tau1=0.7 mixture.components=33 closing.epochs=30"
-
-
-def _sharing_on_lenet_300() -> Iterator[tuple[str, str]]:
-    for tau2 in ("0.01", "0.02", "0.03", "0.05"):
-        yield f"tau2={tau2}", f"all.tau2={tau2}"
-    for tau2 in ("0.02", "0.03"):
-        yield f"tau2={tau2}-taught", f"all.tau2={tau2} {_TAUGHT}"
-        yield f"tau2={tau2}-faster", f"all.tau2={tau2} all.rate_theta=1e-3 all.rate_means=1e-3"
-    yield from _widths()
-
-
 _FIGURE = (
-    *_varied("lenet-5", "vd+sws", _both_priors_on_lenet_5(), "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6"),
-    *_varied("lenet-5", "vd", _dropout_on_lenet_5(), "vd.epochs=60 closing.epochs=6"),
-    *_varied("lenet-5", "sws", _sharing_on_lenet_5(), "sws.epochs=60 closing.epochs=6"),
+    *_varied(
+        *("lenet-5", "vd+sws", "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6"),
+        _STRENGTHS,
+        ("tau1={}-K=33", "all.tau1={} mixture.components=33", "0.5 1 2"),
+        ("tau1={}-slower", "all.tau1={} vd.rate_log_sigma2=5e-4", "1 2"),
+        ("tau1=1-K=9", "all.tau1=1 mixture.components=9", ""),
+        ("tau1=1-slower-means", "all.tau1=1 vd.rate_theta=2e-3", ""),
+        ("tau1={}-taught", f"all.tau1={{}} {_TAUGHT}", "1 2"),
+    ),
+    *_varied(
+        *("lenet-5", "vd", "vd.epochs=60 closing.epochs=6"),
+        _STRENGTHS,
+        ("tau1={}-values={}", "all.tau1={} quantization.components={}", "0.5/64 1/64 2/64 1/16 2/16 4/16"),
+    ),
+    *_varied(
+        *("lenet-5", "sws", "sws.epochs=60 closing.epochs=6"),
+        ("tau2={}", "all.tau2={}", "0.003 0.01 0.03 0.06 0.1 0.3"),
+        (
+            "tau2={}-pi0={}",
+            "all.tau2={} mixture.zero_proportion={}",
+            "0.03/0.99 0.03/0.9999 0.1/0.99 0.1/0.9999",
+        ),
+        ("tau2={}-faster", "all.tau2={} all.rate_theta=2e-3 all.rate_means=2e-3", "0.03 0.1"),
+        _WIDTHS,
+    ),
 )
 _CHOICE = (
-    *_varied("lenet-300-100", "vd+sws", _both_priors_on_lenet_300()),
-    *_varied("lenet-300-100", "sws", _sharing_on_lenet_300()),
+    *_varied(
+        *("lenet-300-100", "vd+sws", ""),
+        ("tau1={}-rate={}-K={}", _AT_SIZE, _SIZES),
+        ("tau1={}-rate={}-K={}-taught", f"{_AT_SIZE} {_TAUGHT}", _SIZES),
+        ("{}", f"{_CHOSEN} vd+sws.{{}}", "std_last=0.003 std_last=0.0015 tau1=0.35 tau2=0.05"),
+        ("closing=30", f"{_CHOSEN} closing.epochs=30", ""),
+    ),
+    *_varied(
+        *("lenet-300-100", "sws", ""),
+        ("tau2={}", "all.tau2={}", "0.01 0.02 0.03 0.05"),
+        ("tau2={}-taught", f"all.tau2={{}} {_TAUGHT}", "0.02 0.03"),
+        ("tau2={}-faster", "all.tau2={} all.rate_theta=1e-3 all.rate_means=1e-3", "0.02 0.03"),
+        _WIDTHS,
+    ),
 )
 
 #: For each part: the recipe, what is changed in it, and what that means.
