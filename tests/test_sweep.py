@@ -277,7 +277,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, tmp_path):
 
 
 def epoch(number, accuracy, size, epochs=10, phase="vd"):
-    return EpochStats(phase, number, epochs, 1.0, 0.1, 0.0, 0.0, 0.0, accuracy, 0.5, 10, size)
+    return EpochStats(phase, number, epochs, 1.0, {"data": 0.1}, accuracy, 0.5, 10, size)
 
 
 @pytest.mark.parametrize(
@@ -304,13 +304,13 @@ def test_a_few_examples_are_no_margin():
 def test_the_watcher_ends_a_hopeless_trial_and_keeps_its_milestones():
     rivals = [[Milestone("vd", 0.5, 0.02, 1000)]]
     watcher = PruningWatcher(rivals, 0.25)
-    watcher.on_epoch(epoch(4, None, 5000), None, None)
-    watcher.on_epoch(epoch(4, 0.5, None), None, None)
-    watcher.on_epoch(epoch(4, 0.99, 5000), None, None)
+    watcher.on_epoch(epoch(4, None, 5000), None)
+    watcher.on_epoch(epoch(4, 0.5, None), None)
+    watcher.on_epoch(epoch(4, 0.99, 5000), None)
     with pytest.raises(Pruned):
-        watcher.on_epoch(epoch(5, 0.9, 5000), None, None)
+        watcher.on_epoch(epoch(5, 0.9, 5000), None)
     assert [milestone.bytes for milestone in watcher.milestones] == [5000, 5000]
-    PruningWatcher(rivals, 0.0).on_epoch(epoch(5, 0.9, 5000), None, None)
+    PruningWatcher(rivals, 0.0).on_epoch(epoch(5, 0.9, 5000), None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_worker_records_what_became_of_each_trial(plan, tmp_path, monkeypatch)
     def outcome(number, pruning):
         if number == 1:
             raise DataError("no such data")
-        pruning.on_epoch(epoch(5, 0.98 if number == 0 else 0.5, 1000 if number == 0 else 5000), None, None)
+        pruning.on_epoch(epoch(5, 0.98 if number == 0 else 0.5, 1000 if number == 0 else 5000), None)
         return 0.02, 1000
 
     stands_for(monkeypatch, outcome)
