@@ -7,7 +7,6 @@
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
-from bayeszip.codec.compilation import prepare
 from bayeszip.codec.contexts import ContextCoder
 from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
 from bayeszip.codec.paper import PaperCoder
@@ -175,7 +174,6 @@ def _limits_of(model: CompressedModel) -> Limits:
 
 def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
     outline = outline_of(model, coder.option)
-    prepare(outline.memory)
     body = MAGIC + bytes([VERSION << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
     return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
 
@@ -186,7 +184,6 @@ def _read(blob: bytes, limits: Limits) -> tuple[CompressedModel, Outline, list[P
     source = Reader(blob, len(MAGIC) + 1, end)
     outline = read_outline(source)
     limits.check(outline.elements, outline.memory)
-    prepare(outline.memory)
     start = source.position
     parts = [Part(None, "magic", 0, 8 * (len(MAGIC) + 1)), Part(None, "header", 8 * (len(MAGIC) + 1), 8 * start)]
     tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)

@@ -4,16 +4,19 @@ Nothing travels that a decoder can find out by itself. A tensor begins with a bi
 then come its density, its lag, its live rows and columns, and its live cells.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from bayeszip.codec.compilation import prepare
 from bayeszip.codec.counting import Counts, code_counted
 from bayeszip.codec.header import Outline, TensorOutline
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
-from bayeszip.codec.mixing import Memory, Mixture, code_flags, code_mixed, deepest_levels
+from bayeszip.codec.mixing import Flags, Memory, Mixture, code_flags, code_mixed, deepest_levels
 from bayeszip.codec.parts import Part
-from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
+from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
@@ -135,10 +138,10 @@ class _Stream:
         rows = known.rows.copy() if known else np.ones(view.rows, dtype=np.uint8)
         columns = known.columns.copy() if known else np.ones(view.columns, dtype=np.uint8)
         if view.flagged:
+            prepare(rows.size + columns.size)
             self.coder.reserve(3 * (rows.size + columns.size))
-            state, buffer = self.coder.state, self.coder.buffer
-            code_flags(state, buffer, rows, _NO_UNITS, 0, self.memory.flags[0])
-            code_flags(state, buffer, columns, self._inputs(view), lag, self.memory.flags[1])
+            self._run(code_flags, rows, _NO_UNITS, 0, self.memory.flags[0], Flags.fresh())
+            self._run(code_flags, columns, self._inputs(view), lag, self.memory.flags[1], Flags.fresh())
         self.told = self.coder.position
         return Survey(rows, columns, density, lag)
 
@@ -154,24 +157,28 @@ class _Stream:
             return np.zeros(view.columns, dtype=np.int64)
         return np.repeat(1 + np.minimum(units, 7), view.columns // units.size)
 
+    def _run(self, loop: Callable[..., Span], *arguments: Any) -> None:
+        """Lets a loop code from where the coder is."""
+        self.coder.span = loop(self.coder.span, self.coder.buffer, self.coder.end, *arguments)
+
     def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
         values = self.outline.symbols(described) - 1
         levels = deepest_levels(values)
+        prepare(int(np.count_nonzero(survey.rows)) * int(np.count_nonzero(survey.columns)))
         if view.mixed(survey.density):
             self.coder.reserve(2 * view.size * (levels + 1) + 16)
-            shared = self.shared.setdefault(described.codebook or 0, np.zeros((1 << levels, 2), dtype=np.int32))
+            shared = self.shared.setdefault(described.codebook or 0, np.zeros((2, 1 << levels), dtype=np.int32))
             model = Mixture.of(view, survey, levels, shared)
-            code_mixed(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, self._busy(view),
-                       view.kernel, survey.lag, self.memory.cells, self.memory.values,
-                       values, levels, model)  # fmt: skip
+            self._run(code_mixed, symbols, survey.rows, self._busy(view), view.kernel, survey.lag,
+                      self.memory.cells, self.memory.values, values, levels, model)  # fmt: skip
+            shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]
             return
         counts = Counts.of(view, levels)
         rows = max(1, _BLOCK // view.columns)
         for first in range(0, view.rows, rows):
             last = min(first + rows, view.rows)
             self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
-            code_counted(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, first, last,
-                         values, levels, counts)  # fmt: skip
+            self._run(code_counted, symbols, survey.rows, survey.columns, first, last, values, levels, counts)
 
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""
@@ -187,12 +194,12 @@ class _Stream:
         if size not in self.raw_memory:
             self.raw_memory[size] = RawMemory.fresh(size)
         memory = self.raw_memory[size]
+        prepare(8 * planes.size)
         row = described.shape[-1] if len(described.shape) > 1 else 2
         for first in range(0, count, _BLOCK):
             last = min(first + _BLOCK, count)
             self.coder.reserve(16 * size * (last - first) + 16)
-            code_raw(self.coder.state, self.coder.buffer, planes, first, last, row, noise,
-                     memory.evidence, memory.weights)  # fmt: skip
+            self._run(code_raw, planes.reshape(-1), size, first, last, row, noise, memory)
         if not planes.any() or noise_of(planes) != noise:
             raise NotCanonical("a raw tensor's noise is not where it should be")
         return planes

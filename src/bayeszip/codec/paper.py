@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter
+from bayeszip.codec.compilation import prepare
 from bayeszip.codec.csr import WIDEST, Layout, Tensor, choose_layout, read_entries, read_layout, write_entries
 from bayeszip.codec.csr import write_layout as write_csr_layout
 from bayeszip.codec.header import Outline, TensorOutline
@@ -42,6 +43,7 @@ class PaperCoder:
 
     def write(self, model: CompressedModel, outline: Outline) -> bytes:
         """Code tables, then tensors in order."""
+        prepare(outline.memory)
         layouts = {
             name: choose_layout(tensor.symbols.reshape(-1), tensor.shape, self.offset_bits)
             for name, tensor in model.tensors.items()
@@ -65,6 +67,7 @@ class PaperCoder:
         self, outline: Outline, data: bytes, start: int, end: int, parts: list[Part]
     ) -> dict[str, QuantizedTensor | RawTensor]:
         """The tensors in `data[start:end]`; what took which bits is added to `parts`."""
+        prepare(outline.memory)
         source = BitReader(data, start, end)
         codes = []
         for codebook in outline.codebooks:
