@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.posterior import GaussianTensor, Mixture, Posterior
-from bayeszip.quantize import Quantization, _nearest_means, cluster, fit_mixture, quantize, round_codebook
+from bayeszip.quantize import (
+    Quantization,
+    _nearest_means,
+    cluster,
+    fit_mixture,
+    quantize,
+    round_codebook,
+    share_anew,
+    trim,
+)
+from bayeszip.tensors import QuantizedTensor
 
 
 def posterior(theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: Mixture | None = None) -> Posterior:
@@ -224,3 +234,14 @@ def test_values_that_would_add_up_in_an_output_stay():
     inputs = generator.random(4096)
     exact, ours = weights @ inputs, cluster(weights, 64).dequantize() @ inputs
     assert np.linalg.norm(ours - exact) < 0.04 * np.linalg.norm(exact)
+
+
+def test_scales_stay_where_weights_are_trimmed_or_shared_anew():
+    scale = QuantizedTensor(np.array([1, 2]), np.array([0, 0.5, 4.0]))
+    tensor = QuantizedTensor(np.array([[1, 2, 0], [2, 1, 1]]), np.array([0, -1.0, 1.0]), None, scale)
+    given = posterior(tensor.dequantize() + np.float32(1e-3))
+    trimmed = trim({"w": tensor}, given, 2)["w"]
+    assert (trimmed.nonzero, trimmed.scale) == (2, scale)
+    anew = share_anew({"w": tensor}, given, 2, 32)["w"]
+    assert anew.scale == scale
+    assert np.allclose(anew.dequantize(), tensor.dequantize(), atol=5e-3)

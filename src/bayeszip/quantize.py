@@ -13,7 +13,7 @@ within an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -105,7 +105,7 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
         symbols[name] = tensor.symbols.astype(np.int64)
         symbols[name][alive[name]] *= chosen[start : start + count]
         start += count
-    return _compact_codebook(symbols, _shared_codebook(quantized))
+    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
 
 
 def share_anew(
@@ -113,15 +113,27 @@ def share_anew(
 ) -> dict[str, QuantizedTensor]:
     """The same zeros; the other weights by at most `components` values fitted to their means."""
     alive = {name: tensor.symbols != 0 for name, tensor in quantized.items()}
-    means = fit_mixture(
-        np.concatenate([posterior.weights[name].theta[places] for name, places in alive.items()]), components
-    ).means
+    theta = {name: _in_units(posterior.weights[name].theta, tensor) for name, tensor in quantized.items()}
+    means = fit_mixture(np.concatenate([theta[name][places] for name, places in alive.items()]), components).means
     bounds = 0.5 * (means[1:] + means[:-1])
-    symbols = {
-        name: np.where(places, np.searchsorted(bounds, posterior.weights[name].theta) + 1, 0)
-        for name, places in alive.items()
-    }
-    return _compact_codebook(symbols, round_codebook(np.concatenate([[0.0], means]), codebook_bits))
+    symbols = {name: np.where(places, np.searchsorted(bounds, theta[name]) + 1, 0) for name, places in alive.items()}
+    values = round_codebook(np.concatenate([[0.0], means]), codebook_bits)
+    return _with_scales(_compact_codebook(symbols, values), quantized)
+
+
+def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:
+    """Weights in units of their channel's scale, where the tensor has scales."""
+    if tensor.scale is None:
+        return weights
+    scales = tensor.scale.dequantize().reshape(-1, *(1,) * (weights.ndim - tensor.axis - 1))
+    return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
+
+
+def _with_scales(
+    tensors: Mapping[str, QuantizedTensor], like: Mapping[str, QuantizedTensor]
+) -> dict[str, QuantizedTensor]:
+    """The tensors with the scales of those they came from."""
+    return {name: replace(tensor, scale=like[name].scale, axis=like[name].axis) for name, tensor in tensors.items()}
 
 
 def _shared_codebook(quantized: Mapping[str, QuantizedTensor]) -> np.ndarray:

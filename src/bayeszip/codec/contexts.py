@@ -12,7 +12,7 @@ import numpy as np
 
 from bayeszip.codec.compilation import prepare
 from bayeszip.codec.counting import Counts, code_counted
-from bayeszip.codec.header import Outline, TensorOutline
+from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
 from bayeszip.codec.mixing import Flags, Memory, Mixture, code_flags, code_mixed, deepest_levels
 from bayeszip.codec.parts import Part
@@ -51,6 +51,8 @@ class ContextCoder:
             tensor = model.tensors[described.name]
             if isinstance(tensor, QuantizedTensor):
                 stream.quantized(described, tensor.symbols.reshape(-1))
+                if described.scale is not None and tensor.scale is not None:
+                    stream.quantized(described.scale, tensor.scale.symbols)
             else:
                 stream.raw(described, planes_of(tensor.values, tensor.dtype))
         return encoder.finish()
@@ -65,12 +67,17 @@ class ContextCoder:
         for described in outline.tensors:
             begin = decoder.position
             if described.dtype is None:
-                tensors[described.name] = stream.read_quantized(described)
+                tensor: QuantizedTensor | RawTensor = stream.read_quantized(described)
             else:
-                tensors[described.name] = stream.read_raw(described, described.dtype)
+                tensor = stream.read_raw(described, described.dtype)
             told = max(begin, stream.told)
             parts.append(Part(described.name, "layout", 8 * begin, 8 * told))
             parts.append(Part(described.name, "weights", 8 * told, 8 * decoder.position))
+            if described.scale is not None and isinstance(tensor, QuantizedTensor):
+                begin = decoder.position
+                tensor = scaled(tensor, stream.read_quantized(described.scale), described.axis)
+                parts.append(Part(described.name, "scales", 8 * begin, 8 * decoder.position))
+            tensors[described.name] = tensor
         parts.append(Part(None, "end", 8 * decoder.position, 8 * end))
         decoder.finish()
         return tensors
@@ -90,6 +97,7 @@ class _Stream:
         self.raw_memory: dict[int, RawMemory] = {}
         self.told = 0
         self.shared: dict[int, np.ndarray] = {}
+        self.ranks = -1, _NO_UNITS  # of the codebook that was used last
         self.units = _NO_UNITS
 
     def quantized(self, described: TensorOutline, symbols: np.ndarray) -> None:
@@ -101,33 +109,40 @@ class _Stream:
         view = view_of(described.shape)
         if filled:
             coded = symbols.copy()  # the loops write back what they code
-            translate(coded, _ranks(self._codebook(described)))
+            translate(coded, self._ranks(described))
             self._cells(described, view, self._survey(view, survey_of(coded, view)), coded)
             symbols = coded
         self._remember(described, view, symbols)
 
     def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
-        codebook = self._codebook(described)
-        symbols = np.zeros(described.size, dtype=np.uint8 if codebook.size <= 2**8 else np.uint16)
+        symbols = np.zeros(described.size, dtype=np.uint8 if self.outline.symbols(described) <= 2**8 else np.uint16)
         if symbols.size:
             view = view_of(described.shape)
             if self.coder.bits(0, 1):
-                self._read_filled(described, view, codebook, symbols)
+                self._read_filled(described, view, symbols)
             self._remember(described, view, symbols)
         symbols.flags.writeable = False
-        return QuantizedTensor(symbols.reshape(described.shape), codebook)
+        codebook, grid = self.outline.values(described), self.outline.grid(described)
+        return QuantizedTensor(symbols.reshape(described.shape), codebook, grid)
 
-    def _read_filled(self, described: TensorOutline, view: View, codebook: np.ndarray, symbols: np.ndarray) -> None:
-        if codebook.size == 1:
+    def _read_filled(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
+        if self.outline.symbols(described) == 1:
             raise CorruptPayload("a tensor has weights, but no value for them")
         survey = self._survey(view, None)
         self._cells(described, view, survey, symbols)
         if not symbols.any() or survey_of(symbols, view) != survey:
             raise NotCanonical("a tensor's rows, columns, density or lag are not the ones that its weights show")
-        translate(symbols, np.argsort(_ranks(codebook)))
+        translate(symbols, np.argsort(self._ranks(described)))
 
-    def _codebook(self, described: TensorOutline) -> np.ndarray:
-        return np.frombuffer(self.outline.codebooks[described.codebook or 0], dtype="<f4")
+    def _ranks(self, described: TensorOutline) -> np.ndarray:
+        """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
+        number = described.codebook or 0
+        if self.ranks[0] != number:
+            codebook = self.outline.values(described)
+            ranks = np.zeros(codebook.size, dtype=np.int64)
+            ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
+            self.ranks = number, ranks
+        return self.ranks[1]
 
     def _survey(self, view: View, known: Survey | None) -> Survey:
         """What is said beforehand: the density; the lag, where it isn't known; live rows; live columns."""
@@ -212,10 +227,3 @@ class _Stream:
         values = from_planes(planes, dtype, held)
         values.flags.writeable = False
         return RawTensor(values.reshape(described.shape), dtype)
-
-
-def _ranks(codebook: np.ndarray) -> np.ndarray:
-    """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
-    ranks = np.zeros(codebook.size, dtype=np.int64)
-    ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
-    return ranks
