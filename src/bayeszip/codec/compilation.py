@@ -66,7 +66,8 @@ def entry(function: Function) -> Function:
 
 def tabulated(values: np.ndarray) -> Any:
     """A table that loops read as a global: a list in plain Python, an array in compiled loops."""
-    table = values.tolist()
+    shared: dict[int, int] = {}  # a number that occurs often is one object, which stays in the processor's cache
+    table = [shared.setdefault(value, value) for value in values.tolist()]
     _tables[id(table)] = values
     return table
 
