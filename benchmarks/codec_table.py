@@ -339,7 +339,7 @@ def _start(rows: list[dict]) -> list[str]:
         *_table(head, cells),
         "",
         "By the clock, the best of five. Up to 100,000 decisions numba is not loaded: plain Python has decoded such a",
-        "file by the time that numba takes to load and to fetch compiled loops from its cache; compiling takes seconds.",
+        "file by the time that numba takes to load and to fetch compiled loops from its cache; compiling takes longer.",
     ]
 
 
