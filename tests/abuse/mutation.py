@@ -126,7 +126,7 @@ def _splice(body: bytearray, dice: random.Random, seeds: list[bytes]) -> None:
 
 def _coder(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
     if len(body) > 4:
-        body[4] = dice.choice((0x11, 0x12))
+        body[4] = dice.choice((0x11, 0x12, 0x21, 0x22))
 
 
 _WAYS = (_flip, _flip, _set, _set, _nudge, _nudge, _insert, _delete, _repeat, _splice, _coder)

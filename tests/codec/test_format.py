@@ -115,6 +115,18 @@ def test_the_example_on_the_page_is_real():
     assert int(bits, 2).to_bytes(len(bits) // 8, "big") == written[0][25:-4]
 
 
+def test_the_example_of_version_2_is_real():
+    page = (ROOT / "docs" / "format.md").read_text()
+    written = bytes.fromhex(re.search(r"```v2\n(.*?)\n```", page).group(1))
+    scale = QuantizedTensor.on_grid(np.array([1, 3]), LogGrid(0.5, 1.5, 4, signed=False))
+    weight = QuantizedTensor.on_grid(np.array([[1, 0], [2, 4]]), UniformGrid(0.25, 5), scale)
+    assert weight.dequantize().tolist() == [[-0.125, 0], [0.28125, 0.5625]]
+    assert written == encode(CompressedModel({"w": weight}), coder="csr-huffman")
+    rows = page.split("| bytes of version 2 | meaning |")[1].split("So `w` is")[0]
+    cells = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
+    assert bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", "".join(cells)))) == written
+
+
 def test_the_numbers_on_the_page_are_those_of_the_second_decoder():
     page = (ROOT / "docs" / "format.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z]+_[A-Z]+) \| ([0-9, ]+) \|$", page, re.MULTILINE))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bayeszip.codec.compilation import compiled, entry, tabulated
-from bayeszip.codec.evidence import LOG, LOG_DIRECT, LOG_OF_16, UNIT_WEIGHT, decide, log_count, weigh
+from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, UNIT_WEIGHT, decide, log_count, squash, weigh
 from bayeszip.codec.matrix import MOST_LAG, Survey, View
-from bayeszip.codec.rangecoder import Span
+from bayeszip.codec.rangecoder import Span, code_bit
 
 __all__ = ["Flags", "Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
 
@@ -26,10 +26,8 @@ _MOST = 1 << 20
 _CELL_PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 _VALUE_PRIOR = _FLAG_PRIOR = 8
 
-# Where the contexts of a cell keep their evidence; rows and columns follow. The last input learns nowhere.
-_TENSOR, _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, _NOWHERE, _ROWS = (
-    0, 1, 65, 129, 321, 330, 474, 498, 512, 513,
-)  # fmt: skip
+# Where the contexts of a cell keep their evidence; rows follow, and columns with a margin on either side.
+_TENSOR, _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, _ROWS = 0, 1, 65, 129, 321, 330, 474, 498, 512
 _BUCKETS = 12
 #: the wide neighbourhood of a cell: columns to either side, and rows back at the lag
 _REACH, _ROWS_BACK = 4, 3
@@ -211,11 +209,12 @@ def code_mixed(
 @compiled
 def _begin_row(model: Mixture, row: int, above: int) -> None:
     """Takes the row that was coded last for the live row above, and for the matrix row above if it is that one."""
+    here, over, twin = model.here, model.over, model.twin
     adjacent = 1 if above == row - 1 else 0
-    for place in range(_MARGIN, len(model.here)):
-        model.twin[place] = model.here[place]
-        model.over[place] = model.here[place] * adjacent
-        model.here[place] = 0
+    for place in range(_MARGIN, len(here)):
+        twin[place] = here[place]
+        over[place] = here[place] * adjacent
+        here[place] = 0
 
 
 @compiled
@@ -237,7 +236,9 @@ def _code_row(
     model: Mixture,
 ) -> Span:
     """Codes the live cells of a row."""
-    here, before = model.here, model.before
+    here, before, over, twins = model.here, model.before, model.over, model.twin
+    zeros, ones, for_zero, for_one = model.zeros, model.ones, model.for_zero, model.for_one
+    places, inputs, own = model.places, model.inputs, _ROWS + rows + MOST_LAG
     start = row * len(units)
     in_kernel = until = last = found = filled = 0
     level, since = 1 if above >= 0 else 0, -1
@@ -249,14 +250,16 @@ def _code_row(
             in_kernel = 0
             until = column - column % kernel + kernel
         place, at = start + column, _MARGIN + column
-        twin = model.twin[at]
-        _see(model, row, column, rows, units[column], in_kernel, kernel, lag, _order(level, since, found, twin))
-        odds = _weigh_cell(model, cell_weights, lag)
-        bit, span = decide(span, buffer, end, 1 if symbols[place] else 0, odds, model.zeros, model.ones, model.places,
-                           model.inputs, cell_weights, _CELL_INPUTS, _CELL_RATE, _MOST)  # fmt: skip
+        twin = twins[at]
+        order = _order(level, since, found, twin) if level or since >= 0 else 0
+        _see(places, zeros, ones, here, over, before, row, own + column, column, units[column], in_kernel, kernel,
+             lag, order)  # fmt: skip
+        bit, span = _decide_cell(span, buffer, end, 1 if symbols[place] else 0, zeros, ones, for_zero, for_one, places,
+                                 inputs, cell_weights, lag)  # fmt: skip
         before[at + 1] = before[at] + bit
         filled += 1
-        level, since = _followed(level, since, bit, twin)
+        if level or since >= 0:
+            level, since = _followed(level, since, bit, twin)
         if bit:
             here[at] = 1
             in_kernel += 1
@@ -298,10 +301,15 @@ def _followed(level: int, since: int, bit: int, twin: int) -> tuple[int, int]:
 
 @compiled
 def _see(
-    model: Mixture,
+    places: np.ndarray,
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    here: np.ndarray,
+    over: np.ndarray,
+    before: np.ndarray,
     row: int,
+    own: int,
     column: int,
-    rows: int,
     unit: int,
     in_kernel: int,
     kernel: int,
@@ -309,7 +317,6 @@ def _see(
     order: int,
 ) -> None:
     """Finds the contexts of a cell in its neighbours."""
-    here, over, places = model.here, model.over, model.places
     at = _MARGIN + column
     left, left2 = here[at - 1], here[at - 2]
     back, near, crowd = 0, left + 2 * left2, 2 * left + left2
@@ -322,9 +329,8 @@ def _see(
     upper = over[at] + 2 * over[at - 1] + 4 * over[at + 1]
     if kernel > 1 and column >= kernel:
         upper += 8 * here[at - kernel]
-    own = _ROWS + rows + MOST_LAG + column
-    in_row = _bucket(model.ones[_ROWS + row], model.zeros[_ROWS + row])
-    wide = _wide(model.before, at, lag)
+    in_row = _bucket(ones[_ROWS + row], zeros[_ROWS + row])
+    wide = _wide(before, at, lag)
     places[0] = _TENSOR
     places[1] = _ROWS + row
     places[2] = own
@@ -332,38 +338,62 @@ def _see(
     places[4] = _NEAR + near
     places[5] = _WIDE + (wide if wide < 15 else 15) * _BUCKETS + in_row
     places[6] = _UNIT + unit
-    places[7] = _JOINT + in_row * _BUCKETS + _bucket(model.ones[own], model.zeros[own])
+    places[7] = _JOINT + in_row * _BUCKETS + _bucket(ones[own], zeros[own])
     places[8] = _KERNEL + (min(in_kernel, 7) + 8 * (left + back) if kernel > 1 else crowd if crowd < 9 else 9)
     places[9] = _ORDER + order
-    places[10] = _NOWHERE
 
 
 @compiled
-def _weigh_cell(model: Mixture, weights: np.ndarray, lag: int) -> int:
-    """Sets the inputs to the log-odds of a cell's contexts, each less the first, and returns their weighted sum.
+def _decide_cell(
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    bit: int,
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    for_zero: np.ndarray,
+    for_one: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    lag: int,
+) -> tuple[int, Span]:
+    """Codes whether a cell holds a weight, and learns from it, as `decide` does.
 
-    The last is that of the columns around.
+    All inputs are less the first. The last is that of the columns around, and has no evidence of its own.
     """
-    zeros, ones, for_zero, for_one = model.zeros, model.ones, model.for_zero, model.for_one
-    places, inputs = model.places, model.inputs
+    log, last = LOG, _CELL_INPUTS - 1
     base = log_count(ones[_TENSOR] + for_one[0]) - log_count(zeros[_TENSOR] + for_zero[0])
     inputs[0] = base
-    odds = weights[0] * base
-    for index in range(1, _CELL_INPUTS - 1):
+    odds = weights[0] * base + (1 << 19)
+    for index in range(1, last):
         place = places[index]
         one, zero = ones[place] + for_one[index], zeros[place] + for_zero[index]
-        value = (LOG[one] if one < LOG_DIRECT else LOG[one >> 4] + LOG_OF_16) - base
-        value -= LOG[zero] if zero < LOG_DIRECT else LOG[zero >> 4] + LOG_OF_16
+        value = (log[one] if one < LOG_DIRECT else log_count(one)) - base
+        value -= log[zero] if zero < LOG_DIRECT else log_count(zero)
         inputs[index] = value
         odds += weights[index] * value
-    own, last = places[2], _CELL_INPUTS - 1
+    own = places[2]
     one = for_one[last] + ones[own] + ones[own - 1] + ones[own + 1]
     zero = for_zero[last] + zeros[own] + zeros[own - 1] + zeros[own + 1]
     if lag:
         one += ones[own - lag] + ones[own + lag]
         zero += zeros[own - lag] + zeros[own + lag]
-    inputs[last] = log_count(one) - log_count(zero) - base
-    return odds + weights[last] * inputs[last]
+    around = log_count(one) - log_count(zero) - base
+    probability = squash((odds + weights[last] * around) >> 20)
+    bit, span = code_bit(span, buffer, end, probability, bit)
+    error = ((bit << 16) - probability) * _CELL_RATE
+    weights[last] += (around * error + (1 << 15)) >> 16
+    seen, others = (ones, zeros) if bit else (zeros, ones)
+    for index in range(last):
+        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
+        place = places[index]
+        more = seen[place] + ONE_COUNT
+        if more > _MOST:
+            more >>= 1
+            others[place] >>= 1
+        seen[place] = more
+    return bit, span
 
 
 @compiled

@@ -122,7 +122,7 @@ class RangeDecoder:
     def __init__(self, data: bytes, start: int, end: int) -> None:
         # A copy that could be written to, so that both directions have arrays of one type.
         self.buffer = np.frombuffer(data, dtype=np.uint8)[start:end].copy()
-        self.span: Span = (int.from_bytes(data[start:end][:5].ljust(5, b"\0"), "big"), _FULL, 5)
+        self.span: Span = (int.from_bytes(data[start : min(end, start + 5)].ljust(5, b"\0"), "big"), _FULL, 5)
         self.start, self.end = start, end - start
 
     @property
