@@ -7,9 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bayeszip import codec
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.posterior import GaussianTensor, Posterior
-from bayeszip.quantize import Quantization, _nearest_means, cluster, fit_mixture, quantize, round_codebook
+from bayeszip.quantize import (
+    Quantization,
+    _nearest_means,
+    at_error,
+    bounded,
+    cluster,
+    fit_mixture,
+    quantize,
+    round_codebook,
+    share_anew,
+    stepped,
+    trim,
+)
+from bayeszip.tensors import CompressedModel, QuantizedTensor, UniformGrid
 from bayeszip.variational import GaussianMixture
 
 
@@ -227,3 +241,63 @@ def test_values_that_would_add_up_in_an_output_stay():
     inputs = generator.random(4096)
     exact, ours = weights @ inputs, cluster(weights, 64).dequantize() @ inputs
     assert np.linalg.norm(ours - exact) < 0.04 * np.linalg.norm(exact)
+
+
+def test_scales_stay_where_weights_are_trimmed_or_shared_anew():
+    scale = QuantizedTensor(np.array([1, 2]), np.array([0, 0.5, 4.0]))
+    tensor = QuantizedTensor(np.array([[1, 2, 0], [2, 1, 1]]), np.array([0, -1.0, 1.0]), None, scale)
+    given = posterior(tensor.dequantize() + np.float32(1e-3))
+    trimmed = trim({"w": tensor}, given, 2)["w"]
+    assert (trimmed.nonzero, trimmed.scale) == (2, scale)
+    anew = share_anew({"w": tensor}, given, 2, 32)["w"]
+    assert anew.scale == scale
+    assert np.allclose(anew.dequantize(), tensor.dequantize(), atol=5e-3)
+
+
+def test_without_a_price_every_weight_takes_the_nearest_multiple():
+    weights = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    weights[:, 3] = 0
+    tensor = stepped(weights, 0.125, price=0)
+    assert isinstance(tensor.grid, UniformGrid)
+    assert np.abs(tensor.dequantize() - weights).max() <= 0.0625
+    assert not tensor.symbols[:, 3].any()
+    assert np.array_equal(stepped(tensor.dequantize(), 0.125).dequantize(), tensor.dequantize())
+
+
+def test_a_price_saves_bits_and_never_takes_a_weight_away_from_zero():
+    weights = np.random.default_rng(0).laplace(size=(80, 90)).astype(np.float32)
+    free, priced = stepped(weights, 1.0, price=0), stepped(weights, 1.0, price=0.2)
+    assert np.all(np.abs(priced.dequantize()) <= np.abs(free.dequantize()))
+    assert np.abs(priced.dequantize() - weights).max() < 1.5
+    sizes = [codec.measure(CompressedModel({"w": tensor})) for tensor in (priced, free)]
+    assert sizes[0] < 0.97 * sizes[1]
+
+
+def test_steps_at_the_error_of_clustering_make_smaller_files():
+    random = np.random.default_rng(0)
+    weights = {
+        "a.weight": random.normal(size=(60, 50)).astype(np.float32),
+        "b.weight": random.laplace(size=(40, 60)).astype(np.float32) / 8,
+    }
+    clustered = {name: cluster(array, 32) for name, array in weights.items()}
+
+    def error(tensors: dict[str, QuantizedTensor]) -> float:
+        distance = sum(np.square(tensors[name].dequantize() - array).sum() for name, array in weights.items())
+        return math.sqrt(distance / sum(np.square(array).sum() for array in weights.values()))
+
+    tensors = at_error(weights, error(clustered))
+    assert 0.97 * error(clustered) < error(tensors) <= error(clustered)
+    assert codec.measure(CompressedModel(tensors)) < 0.95 * codec.measure(CompressedModel(clustered))
+
+
+def test_steps_that_are_too_fine_or_impossible_are_refused():
+    with pytest.raises(ModelError, match="raise it"):
+        stepped(np.ones((2, 2), np.float32), 1e-6)
+    with pytest.raises(ModelError, match="all zero"):
+        at_error({"w": np.zeros((2, 2), np.float32)}, 0.1)
+
+
+@pytest.mark.parametrize("max_error", [0.01, 1e-3, 1e-4])
+def test_a_bound_is_not_refused_for_the_last_bit_of_float32(max_error):
+    weights = np.random.default_rng(0).uniform(0.4, 0.5, (100, 100)).astype(np.float32)
+    assert np.abs(bounded(weights, max_error * 0.5).dequantize().astype(np.float64) - weights).max() <= max_error * 0.5

@@ -9,31 +9,35 @@ Two ways, as in app. B of the paper:
 Components that coincide, or that no weight chose, disappear from the codebook.
 
 Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
-within an error.
+within an error that no weight may exceed, `stepped` to a grid; or all together, `at_error`, by the steps that make the
+smallest file at a given error of the whole.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from bayeszip import codec
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
-from bayeszip.tensors import QuantizedTensor
+from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, QuantizedTensor, UniformGrid
 from bayeszip.variational import GaussianMixture
 
 __all__ = [
     "Precision",
     "Quantization",
+    "at_error",
     "bounded",
     "cluster",
     "fit_mixture",
     "quantize",
     "round_codebook",
     "share_anew",
+    "stepped",
     "trim",
 ]
 
@@ -46,8 +50,11 @@ LOST_IN_A_SUM = 0.3
 #: Types that shared values may be rounded to; they are held in float32.
 Precision = Literal["float16", "bfloat16", "float32"]
 
-#: How far rounding to a short type moves a value, at most, relative to it.
-_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
+#: How far rounding to a type moves a value, at most, relative to it.
+_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9, "float32": 2.0**-24}
+
+#: What a bit is worth in squared error, in units of a squared step; found by trial, see `benchmarks/codec_steps.py`.
+PRICE_OF_A_BIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
         symbols[name] = tensor.symbols.astype(np.int64)
         symbols[name][alive[name]] *= chosen[start : start + count]
         start += count
-    return _compact_codebook(symbols, _shared_codebook(quantized))
+    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
 
 
 def share_anew(
@@ -114,15 +121,27 @@ def share_anew(
 ) -> dict[str, QuantizedTensor]:
     """The same zeros; the other weights by at most `components` values fitted to their means."""
     alive = {name: tensor.symbols != 0 for name, tensor in quantized.items()}
-    means = fit_mixture(
-        np.concatenate([posterior.weights[name].theta[places] for name, places in alive.items()]), components
-    ).means
+    theta = {name: _in_units(posterior.weights[name].theta, tensor) for name, tensor in quantized.items()}
+    means = fit_mixture(np.concatenate([theta[name][places] for name, places in alive.items()]), components).means
     bounds = 0.5 * (means[1:] + means[:-1])
-    symbols = {
-        name: np.where(places, np.searchsorted(bounds, posterior.weights[name].theta) + 1, 0)
-        for name, places in alive.items()
-    }
-    return _compact_codebook(symbols, round_codebook(np.concatenate([[0.0], means]), codebook_bits))
+    symbols = {name: np.where(places, np.searchsorted(bounds, theta[name]) + 1, 0) for name, places in alive.items()}
+    values = round_codebook(np.concatenate([[0.0], means]), codebook_bits)
+    return _with_scales(_compact_codebook(symbols, values), quantized)
+
+
+def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:
+    """Weights in units of their channel's scale, where the tensor has scales."""
+    if tensor.scale is None:
+        return weights
+    scales = tensor.scale.dequantize().reshape(-1, *(1,) * (weights.ndim - tensor.axis - 1))
+    return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
+
+
+def _with_scales(
+    tensors: Mapping[str, QuantizedTensor], like: Mapping[str, QuantizedTensor]
+) -> dict[str, QuantizedTensor]:
+    """The tensors with the scales of those they came from."""
+    return {name: replace(tensor, scale=like[name].scale, axis=like[name].axis) for name, tensor in tensors.items()}
 
 
 def _shared_codebook(quantized: Mapping[str, QuantizedTensor]) -> np.ndarray:
@@ -223,7 +242,7 @@ def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float
         ModelError: that would take more than 2¹⁶ shared values.
     """
     # A little under twice the bound: the shared values are rounded afterwards.
-    rounding = _ROUNDING.get(precision, 0.0) * float(np.abs(weights).max(initial=0.0))
+    rounding = _ROUNDING[precision] * (float(np.abs(weights).max(initial=0.0)) + max_error)
     step = 2 * (max_error * (1 - 1e-6) - rounding)
     if step <= 0:
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
@@ -237,6 +256,90 @@ def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     symbols = symbols.reshape(weights.shape) + 1
     return _compact_codebook({"": symbols}, np.concatenate([[np.float32(0)], codebook]))[""]
+
+
+def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> QuantizedTensor:
+    """A tensor on a uniform grid: every weight takes the multiple of `step` with the least error and the fewest bits.
+
+    Least is (w / step − n)² + price · bits(n), the bits being those of n's share among the tensor's weights. Multiples
+    considered are the nearest, the next one towards zero, and zero. Exact zeros stay zero.
+
+    Args:
+        price: what a bit is worth; 0 takes the nearest multiple.
+
+    Raises:
+        ModelError: that would take more than 2¹⁶ − 1 multiples.
+    """
+    step = float(np.float32(step))
+    ratio = weights.astype(np.float64) / step
+    if np.abs(ratio).max(initial=0.0) > MAX_SYMBOLS // 2 - 1:
+        raise ModelError(f"a step of {step:g} needs more than {MAX_SYMBOLS:,} shared values; raise it")
+    nearest = np.rint(ratio).astype(np.int64)
+    chosen = nearest
+    low, high = int(nearest.min(initial=0)), int(nearest.max(initial=0))
+    for _ in range(2 if price else 0):
+        chosen = _cheapest(ratio, nearest, price, _bits_of_multiples(chosen, low, high))
+    symbols = np.where(chosen < 0, -2 * chosen - 1, 2 * chosen)
+    return QuantizedTensor.on_grid(symbols, UniformGrid(step, max(int(symbols.max(initial=0)), 1) + 1))
+
+
+def _bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray:
+    """What each multiple from `low` to `high` costs by its share, each counted once more than it is there.
+
+    Multiple n is found at n; from the end, if it is negative.
+    """
+    counts = np.bincount((multiples - low).ravel(), minlength=high - low + 1) + 1.0
+    return np.roll(np.log2(counts.sum() / counts), low)
+
+
+def _cheapest(ratio: np.ndarray, nearest: np.ndarray, price: float, bits: np.ndarray) -> np.ndarray:
+    chosen, least = nearest, np.square(ratio - nearest) + price * bits[nearest]
+    for other in (nearest - np.sign(nearest), np.zeros_like(nearest)):
+        cost = np.square(ratio - other) + price * bits[other]
+        chosen, least = np.where(cost < least, other, chosen), np.minimum(cost, least)
+    return chosen
+
+
+def at_error(
+    weights: Mapping[str, np.ndarray], error: float, price: float = PRICE_OF_A_BIT
+) -> dict[str, QuantizedTensor]:
+    """All tensors on uniform grids, moved by `error` in all: root mean square of moves over that of the weights.
+
+    One step serves the whole network, or each tensor has one in proportion to its weights' size, whichever makes the
+    smaller file. The step is found by bisection, to a hundredth of the error.
+    """
+    square = sum(float(np.square(array.astype(np.float64)).sum()) for array in weights.values())
+    size = {name: float(np.sqrt(np.square(array.astype(np.float64)).mean())) for name, array in weights.items()}
+    if not 0 < square < np.inf or not 0 < error < 1:
+        raise ModelError(f"an error of {error:g} can't be aimed at: weights must be finite and not all zero")
+    tries = []
+    for units in (dict.fromkeys(weights, float(np.sqrt(square / sum(array.size for array in weights.values())))), size):
+        tries.append(_by_steps(weights, {name: unit or 1.0 for name, unit in units.items()}, error, square, price))
+    return min(tries, key=lambda tensors: codec.measure(CompressedModel(tensors)))
+
+
+def _by_steps(
+    weights: Mapping[str, np.ndarray], units: Mapping[str, float], error: float, square: float, price: float
+) -> dict[str, QuantizedTensor]:
+    """The tensors by steps of one multiple of their units, the largest found that keeps within the error."""
+
+    def moved(factor: float) -> tuple[float, dict[str, QuantizedTensor]]:
+        tensors = {name: stepped(array, factor * units[name], price) for name, array in weights.items()}
+        distance = sum(float(np.square(tensors[name].dequantize() - array).sum()) for name, array in weights.items())
+        return float(np.sqrt(distance / square)), tensors
+
+    low, high = 0.5 * error, 8.0 * error
+    found, best = moved(low)
+    for _ in range(12):
+        middle = float(np.sqrt(low * high))
+        reached, tensors = moved(middle)
+        if reached <= error:
+            low, best, found = middle, tensors, reached
+        else:
+            high = middle
+        if 0.99 * error <= found <= error:
+            break
+    return best
 
 
 def _in_precision(values: np.ndarray, precision: Precision) -> np.ndarray:

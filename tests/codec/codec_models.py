@@ -4,9 +4,18 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import (
+    RAW_DTYPES,
+    CompressedModel,
+    Graph,
+    LogGrid,
+    Node,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+)
 
-__all__ = ["compressed_models", "graph_of_chain", "lenet", "quantized_tensors", "raw_tensors"]
+__all__ = ["compressed_models", "graph_of_chain", "lenet", "newer_tensors", "quantized_tensors", "raw_tensors"]
 
 
 def lenet(seed: int = 0, density: float = 0.015, values: int = 16) -> CompressedModel:
@@ -45,6 +54,38 @@ def quantized_tensors(draw: st.DrawFn) -> QuantizedTensor:
 
 
 @st.composite
+def grids(draw: st.DrawFn) -> UniformGrid | LogGrid:
+    size = draw(st.sampled_from([2, 3, 4, 17, 256, 257, 700]))
+    step = draw(st.floats(2**-20, 2**10, width=draw(st.sampled_from([16, 32]))))
+    if draw(st.booleans()):
+        return UniformGrid(step, size)
+    ratio = draw(st.sampled_from([2**0.03125, 1.0078125]))
+    return LogGrid(step, float(np.float32(ratio)), size, signed=draw(st.booleans()))
+
+
+@st.composite
+def symbols_of(draw: st.DrawFn, shape: tuple[int, ...], size: int) -> np.ndarray:
+    return draw(hnp.arrays(np.int64, shape, elements=st.integers(0, size - 1), fill=st.just(0)))
+
+
+@st.composite
+def newer_tensors(draw: st.DrawFn) -> QuantizedTensor:
+    """Tensors that version 1 can't hold: on a grid, with scales, or both."""
+    shape = draw(hnp.array_shapes(min_dims=2, max_dims=4, min_side=1, max_side=5))
+    grid = draw(grids())
+    axis = draw(st.sampled_from([None, 0, 1]))
+    if axis is None:
+        return QuantizedTensor.on_grid(draw(symbols_of(shape, grid.size)), grid)
+    along = draw(grids())
+    scale = QuantizedTensor.on_grid(draw(symbols_of((shape[axis],), along.size)), along)
+    if draw(st.booleans()):
+        scale = QuantizedTensor(scale.symbols, scale.codebook)
+    if draw(st.booleans()):
+        return QuantizedTensor(draw(symbols_of(shape, 3)), np.array([0, 1.5, -0.25]), None, scale, axis)
+    return QuantizedTensor.on_grid(draw(symbols_of(shape, grid.size)), grid, scale, axis)
+
+
+@st.composite
 def raw_tensors(draw: st.DrawFn) -> RawTensor:
     dtype = draw(st.sampled_from(sorted(RAW_DTYPES)))
     held = RAW_DTYPES[dtype]
@@ -70,7 +111,7 @@ _NAMES = st.one_of(
 @st.composite
 def compressed_models(draw: st.DrawFn) -> CompressedModel:
     names = draw(st.lists(_NAMES, max_size=6, unique=True))
-    tensors = {name: draw(st.one_of(quantized_tensors(), raw_tensors())) for name in names}
+    tensors = {name: draw(st.one_of(quantized_tensors(), raw_tensors(), newer_tensors())) for name in names}
     nodes = []
     inputs = draw(st.integers(1, 3))
     for position in range(draw(st.integers(0, 6))):

@@ -7,7 +7,6 @@
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
-from bayeszip.codec.compilation import prepare
 from bayeszip.codec.contexts import ContextCoder
 from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
 from bayeszip.codec.paper import PaperCoder
@@ -24,10 +23,11 @@ from bayeszip.codec.syntax import (
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSION", "decode", "describe", "encode", "inspect", "measure"]
+__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSIONS", "decode", "describe", "encode", "inspect", "measure"]
 
 MAGIC = b"BAYZ"
-VERSION = 1
+#: a file has the lowest version that can say what it says
+VERSIONS = (1, 2)
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _SHORTEST = len(MAGIC) + 1 + _CHECKSUM_BYTES
@@ -80,6 +80,8 @@ def _same(first: CompressedModel, second: CompressedModel) -> bool:
     if outline_of(first) != outline_of(second):
         return False
     for one, other in zip(first.tensors.values(), second.tensors.values(), strict=True):
+        if isinstance(one, QuantizedTensor) and isinstance(other, QuantizedTensor) and one.scale != other.scale:
+            return False
         left, right = (
             (tensor.symbols if isinstance(tensor, QuantizedTensor) else tensor.values).reshape(-1)
             for tensor in (one, other)
@@ -175,8 +177,9 @@ def _limits_of(model: CompressedModel) -> Limits:
 
 def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
     outline = outline_of(model, coder.option)
-    prepare(outline.memory)
-    body = MAGIC + bytes([VERSION << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    body = (
+        MAGIC + bytes([outline.version << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    )
     return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -184,9 +187,8 @@ def _read(blob: bytes, limits: Limits) -> tuple[CompressedModel, Outline, list[P
     coder_class = _checked_coder(blob)
     end = len(blob) - _CHECKSUM_BYTES
     source = Reader(blob, len(MAGIC) + 1, end)
-    outline = read_outline(source)
+    outline = read_outline(source, version=blob[len(MAGIC)] >> 4)
     limits.check(outline.elements, outline.memory)
-    prepare(outline.memory)
     start = source.position
     parts = [Part(None, "magic", 0, 8 * (len(MAGIC) + 1)), Part(None, "header", 8 * (len(MAGIC) + 1), 8 * start)]
     tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)
@@ -202,10 +204,10 @@ def _checked_coder(blob: bytes) -> type[Coder]:
         raise Truncated(f"the file has {len(blob)} bytes, fewer than any .bayz file")
     end = len(blob) - _CHECKSUM_BYTES
     version, number = divmod(blob[len(MAGIC)], 16)
-    if version != VERSION:
-        raise UnsupportedVersion(f"the file has format version {version}, this reader knows version {VERSION}")
+    if version not in VERSIONS:
+        raise UnsupportedVersion(f"the file has format version {version}, this reader knows {VERSIONS}")
     if number not in _NAMES:
-        raise UnknownCoder(f"the file uses coder {number}, which doesn't exist in version {VERSION}")
+        raise UnknownCoder(f"the file uses coder {number}, which doesn't exist in version {version}")
     if crc32c(blob[:end]) != int.from_bytes(blob[end:], "little"):
         raise ChecksumMismatch("the checksum doesn't fit: the file is damaged or incomplete")
     return CODERS[_NAMES[number]][1]

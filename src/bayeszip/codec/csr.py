@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter, get_bits, put_bits
-from bayeszip.codec.compilation import compiled
+from bayeszip.codec.compilation import entry
 from bayeszip.codec.evidence import log_count
 from bayeszip.codec.huffman import HuffmanCode, decode_symbol
 from bayeszip.codec.syntax import CorruptPayload, InvalidField
@@ -83,8 +83,8 @@ def _candidates(tensor: Tensor, transposed: bool, fixed_width: int | None) -> li
     found = []
     for drop_columns in (False, True) if tensor.rows > 1 else (False,):
         kept = columns if drop_columns else np.ones_like(columns)
-        padding, longest = np.zeros(WIDEST + 1, dtype=np.int64), np.zeros(WIDEST + 1, dtype=np.int64)
-        _survey(tensor.symbols, tensor.row_step, tensor.column_step, rows, kept, padding, longest)
+        padding, longest, before = np.zeros((3, WIDEST + 1), dtype=np.int64)
+        _survey(tensor.symbols, tensor.row_step, tensor.column_step, rows, kept, padding, longest, before)
         for drop_rows in (False, True) if tensor.columns > 1 else (False,):
             stay = rows if drop_rows else np.ones_like(rows)
             for width in range(WIDEST + 1) if fixed_width is None else (fixed_width,):
@@ -110,17 +110,17 @@ def _padding_bits(nonzero: int, pads: int) -> int:
     return max(natural * 1000 // 177_446, pads + min(nonzero, pads))  # 256 · ln 2 = 177.446
 
 
-@compiled
+@entry
 def _mark(symbols: np.ndarray, row_step: int, column_step: int, rows: np.ndarray, columns: np.ndarray) -> None:
     """Marks the rows and columns that hold a weight."""
-    for row in range(rows.size):
-        for column in range(columns.size):
+    for row in range(len(rows)):
+        for column in range(len(columns)):
             if symbols[row * row_step + column * column_step]:
                 rows[row] = 1
                 columns[column] = 1
 
 
-@compiled
+@entry
 def _survey(
     symbols: np.ndarray,
     row_step: int,
@@ -129,26 +129,26 @@ def _survey(
     columns: np.ndarray,
     padding: np.ndarray,
     longest: np.ndarray,
+    before: np.ndarray,
 ) -> None:
-    """For every width the padding entries needed, and the entries of the longest row."""
-    before = padding.copy()
-    for row in range(rows.size):
+    """For every width the padding entries needed, `before` the last row too, and the entries of the longest row."""
+    for row in range(len(rows)):
         if not rows[row]:
             continue
-        for width in range(padding.size):
+        for width in range(len(padding)):
             before[width] = padding[width]
         entries = skipped = 0
-        for column in range(columns.size):
+        for column in range(len(columns)):
             if not columns[column]:
                 continue
             if symbols[row * row_step + column * column_step]:
-                for width in range(padding.size):
+                for width in range(len(padding)):
                     padding[width] += skipped >> width
                 entries += 1
                 skipped = 0
             else:
                 skipped += 1
-        for width in range(padding.size):
+        for width in range(len(padding)):
             longest[width] = max(longest[width], padding[width] - before[width] + entries)
 
 
@@ -204,7 +204,7 @@ def write_entries(out: BitWriter, tensor: Tensor, layout: Layout, code: HuffmanC
     out.position = int(cursors[2])
 
 
-@compiled
+@entry
 def _write_rows(
     symbols: np.ndarray,
     row_step: int,
@@ -220,11 +220,11 @@ def _write_rows(
     widths: np.ndarray,
 ) -> None:
     counts, offsets, values = int(cursors[0]), int(cursors[1]), int(cursors[2])
-    for row in range(rows.size):
+    for row in range(len(rows)):
         if not rows[row]:
             continue
         entries = skipped = 0
-        for column in range(columns.size):
+        for column in range(len(columns)):
             if not columns[column]:
                 continue
             symbol = int(symbols[row * row_step + column * column_step])
@@ -276,7 +276,7 @@ def read_entries(source: BitReader, tensor: Tensor, layout: Layout, code: Huffma
     return offsets, values
 
 
-@compiled
+@entry
 def _sum_counts(data: np.ndarray, position: int, count: int, width: int) -> int:
     total = 0
     for place in range(count):
@@ -284,7 +284,7 @@ def _sum_counts(data: np.ndarray, position: int, count: int, width: int) -> int:
     return total
 
 
-@compiled
+@entry
 def _read_rows(
     symbols: np.ndarray,
     row_step: int,
@@ -300,7 +300,7 @@ def _read_rows(
     order: np.ndarray,
 ) -> bool:
     counts, offsets, values, end = int(cursors[0]), int(cursors[1]), int(cursors[2]), int(cursors[3])
-    for row in range(rows.size):
+    for row in range(len(rows)):
         if not rows[row]:
             continue
         entries = get_bits(data, counts, count_width) + least
@@ -311,7 +311,7 @@ def _read_rows(
             offsets += width
             while steps:
                 column += 1
-                if column >= columns.size:
+                if column >= len(columns):
                     return False
                 steps -= int(columns[column])
             symbol, values = decode_symbol(data, values, end, per_length, order)

@@ -314,12 +314,10 @@ def _placed(
 
 def _taken(tensor: QuantizedTensor | RawTensor, kept: Sequence[np.ndarray]) -> QuantizedTensor | RawTensor:
     """The tensor with only the kept coordinates of each dimension."""
-    if all(each.all() for each in kept):
-        return tensor
-    index = np.ix_(*kept)
-    if isinstance(tensor, RawTensor):
-        return RawTensor(np.ascontiguousarray(tensor.values[index]), tensor.dtype)
-    return QuantizedTensor(np.ascontiguousarray(tensor.symbols[index]), tensor.codebook)
+    for axis, each in enumerate(kept):
+        if not each.all():
+            tensor = tensor.take(np.flatnonzero(each), axis)
+    return tensor
 
 
 def _dense(tensor: QuantizedTensor | RawTensor) -> np.ndarray:
