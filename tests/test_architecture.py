@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "files", "settings"},
+    {"operators", "limits", "files", "settings"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "loaders", "summary"},
@@ -35,8 +35,8 @@ ONLY = {
     "models": {"errors"},
     "data": {"errors", "files"},
     "variational": {"errors"},
-    "codec": {"errors", "operators", "tensors"},
-    "graph": {"errors", "operators", "tensors"},
+    "codec": {"errors", "limits", "operators", "tensors"},
+    "graph": {"errors", "limits", "operators", "tensors"},
 }
 #: Training never sees bytes.
 NEVER = {("fitting", "codec"), ("fitting", "quantize"), ("posterior", "codec")}
@@ -45,6 +45,7 @@ NEVER = {("fitting", "codec"), ("fitting", "quantize"), ("posterior", "codec")}
 OUTSIDE = {
     "errors": set(),
     "files": set(),
+    "limits": set(),
     "operators": set(),
     "settings": set(),
     "tensors": {"numpy"},

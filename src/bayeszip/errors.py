@@ -86,7 +86,7 @@ class FormatError(BayeszipError):
     """A file is not a valid `.bayz` file. The codec's named kinds derive from this; messages are cut where long."""
 
     def __init__(self, message: str = "") -> None:
-        line = printable(message[:_LONGEST_MESSAGE + 1])
+        line = printable(message[: _LONGEST_MESSAGE + 1])
         super().__init__(line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…")
 
 

@@ -664,6 +664,7 @@ def read_outline(source: Reader) -> Outline:
     """Reads a header and checks that it is the one that `write_outline` writes."""
     start = source.position
     header = HEADER.read(source)
+    source.budget.charge("nodes", header.inputs or 0)
     tensors = tuple(_tensors(header, source.budget))
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise DuplicateName("two tensors have the same name")

@@ -39,6 +39,7 @@ __all__ = [
     "UnsupportedVersion",
 ]
 
+
 class NotBayesZip(FormatError):
     """The file doesn't begin as a `.bayz` file does."""
 

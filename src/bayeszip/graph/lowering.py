@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import Shape
+from bayeszip.graph.families.base import Shape
 from bayeszip.graph.state import DTYPES, to_raw
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Graph, Node, RawTensor

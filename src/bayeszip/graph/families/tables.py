@@ -1,14 +1,18 @@
 """Tensors that are values, or are looked up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site
 from bayeszip.tensors import Node
 
-__all__ = ["Embedding", "Stored"]
+__all__ = ["OPERATORS"]
 
 
 class Stored(Rule):
@@ -18,6 +22,14 @@ class Stored(Rule):
         if tensors[0] is None:
             raise ModelError(f"{node.op} has no tensor")
         return tensors[0]
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        (tensor,) = tensors
+        if tensor is None:
+            raise ModelError("a stored value names no tensor")
+        return tensor
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         (tensor,) = site.tensors
@@ -33,11 +45,27 @@ class Stored(Rule):
 class Embedding(Rule):
     """Rows of a table, by number; every row may be asked for."""
 
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """weight: rows × features."""
+        weight, padding = tensors[0], node.attributes["padding_idx"]
+        if weight is None or len(weight) != 2 or not min(weight):
+            raise ModelError(f"embedding: a table must have rows and columns, not shape {weight}")
+        if not isinstance(padding, int) or padding >= weight[0]:
+            raise ModelError(f"embedding: there is no row {padding!r} for padding among {weight[0]}")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        weight = tensors[0]
-        if weight is None or len(weight) != 2:
-            raise ModelError(f"embedding: a table must have two dimensions, not shape {weight}")
-        return (*inputs[0], weight[1])
+        return (*inputs[0], tensors[0][1] if tensors[0] else 0)
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        padding = a["padding_idx"]
+        return F.embedding(x[0], tensors[0], padding if padding >= 0 else None)  # type: ignore[arg-type]
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        rows, columns = shapes[0] or (0, 0)
+        padding = a["padding_idx"]
+        return nn.Embedding(rows, columns, padding if padding >= 0 else None, device="meta")
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         for one, other in zip(site.inputs[0].coordinates, site.output.coordinates[:-1], strict=True):
@@ -56,3 +84,6 @@ class Embedding(Rule):
         first = weight.values[0].astype(np.float64)
         same = np.where((weight.values == weight.values[:1]).all(axis=0), first, UNKNOWN)
         return same.reshape((1,) * (rank - 1) + (-1,))
+
+
+OPERATORS: dict[str, Rule] = {"parameter": Stored(), "buffer": Stored(), "embedding": Embedding()}

@@ -1,24 +1,37 @@
 """Normalization: batch and instance norm channel by channel, group norm group by group, layer norm over all."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, along, couple_groups, ints
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, along, couple_groups, ints
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
+__all__ = ["OPERATORS"]
 
 
 class _ChannelNorm(Rule):
     """A norm whose tensors have one element for each channel, dimension 1."""
 
+    optional = ("weight", "bias")
+    floating = True
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """All of one dimension and one size."""
+        shapes = {each for each in tensors if each is not None}
+        if len(shapes) > 1 or any(len(each) != 1 or not each[0] for each in shapes):
+            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit the same channels")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,) = inputs
-        if len(shape) < 2 or any(each is not None and each != (shape[1],) for each in tensors):
+        if len(shape) < 2 or shape[1] < 1 or any(each is not None and each != (shape[1],) for each in tensors):
             raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit a value of shape {shape}")
         return shape
 
@@ -45,20 +58,48 @@ class _ChannelNorm(Rule):
 class InstanceNorm(_ChannelNorm):
     """Each channel of each sample by its own mean and variance."""
 
+    def __init__(self, rank: int, kind: Callable[..., nn.Module]) -> None:
+        self._rank, self._kind = rank, kind
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         shape = super().shape(node, inputs, tensors)
-        if math.prod(shape[2:]) < 2:
+        if len(shape) != self._rank + 2 or math.prod(shape[2:]) < 2:
             raise ModelError(f"{node.op}: a value of shape {shape} has nothing to normalize over")
         return shape
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.instance_norm(x[0], weight=tensors[0], bias=tensors[1], eps=a["eps"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        if shapes[0] is None or shapes[1] is None:
+            return None
+        return self._kind(shapes[0][0], eps=a["eps"], affine=True, device="meta")
 
 
 class BatchNorm(_ChannelNorm):
     """Each channel by its running mean and variance: it turns a dead channel into a constant."""
 
+    def __init__(self, ranks: tuple[int, ...], kind: Callable[..., nn.Module]) -> None:
+        self._ranks, self._kind = ranks, kind
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        if None in tensors[2:]:
-            raise ModelError(f"{node.op} has no running statistics")
-        return super().shape(node, inputs, tensors)
+        shape = super().shape(node, inputs, tensors)
+        if len(shape) not in self._ranks:
+            raise ModelError(f"{node.op} can't be applied to a value of shape {shape}")
+        return shape
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        weight, bias, mean, variance = tensors
+        return F.batch_norm(x[0], mean, variance, weight, bias, eps=a["eps"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        if (shapes[0] is None) != (shapes[1] is None) or shapes[2] is None:
+            return None
+        return self._kind(shapes[2][0], eps=a["eps"], affine=shapes[0] is not None, device="meta")
 
     def constants(self, site: Site) -> np.ndarray:
         weight, bias, mean, variance = (
@@ -82,6 +123,16 @@ class GroupNorm(_ChannelNorm):
             raise ModelError(f"group_norm: {shape[1]} channels can't form {groups} groups")
         return shape
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.group_norm(x[0], a["groups"], tensors[0], tensors[1], a["eps"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        if shapes[0] is None or shapes[1] is None:
+            return None
+        return nn.GroupNorm(a["groups"], shapes[0][0], eps=a["eps"], device="meta")
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         super().couple(site, atoms)
         groups = int(site.node.attributes["groups"])  # type: ignore[arg-type]
@@ -95,13 +146,30 @@ class GroupNorm(_ChannelNorm):
 class LayerNorm(Rule):
     """The last dimensions by their common mean and variance: all of their coordinates stay."""
 
+    optional = ("weight", "bias")
+    floating = True
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """All of the shape that is normalized."""
+        normalized = ints(node, "shape")
+        if not normalized or min(normalized) < 1 or any(each not in (None, normalized) for each in tensors):
+            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit {normalized}")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,), normalized = inputs, ints(node, "shape")
-        if not normalized or shape[-len(normalized) :] != normalized:
+        if shape[-len(normalized) :] != normalized:
             raise ModelError(f"{node.op} over {normalized} can't be applied to a value of shape {shape}")
-        if any(each is not None and each != normalized for each in tensors):
-            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit {normalized}")
         return shape
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.layer_norm(x[0], a["shape"], tensors[0], tensors[1], a["eps"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        if shapes[0] is None:
+            return None
+        return nn.LayerNorm(a["shape"], eps=a["eps"], bias=shapes[1] is not None, device="meta")
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         before, after = site.inputs[0].coordinates, site.output.coordinates
@@ -122,3 +190,28 @@ class LayerNorm(Rule):
         offset = 0.0 if bias is None else bias.values.astype(np.float64)
         constants = np.where(weight.values == 0, offset, UNKNOWN)
         return constants.reshape((1,) * (rank - constants.ndim) + constants.shape)
+
+
+class RMSNorm(LayerNorm):
+    """The same by the root mean square alone."""
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.rms_norm(x[0], a["shape"], tensors[0], a["eps"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        return None if shapes[0] is None else nn.RMSNorm(a["shape"], eps=a["eps"], device="meta")
+
+
+OPERATORS: dict[str, Rule] = {
+    "batch_norm1d": BatchNorm((2, 3), nn.BatchNorm1d),
+    "batch_norm2d": BatchNorm((4,), nn.BatchNorm2d),
+    "batch_norm3d": BatchNorm((5,), nn.BatchNorm3d),
+    "instance_norm1d": InstanceNorm(1, nn.InstanceNorm1d),
+    "instance_norm2d": InstanceNorm(2, nn.InstanceNorm2d),
+    "instance_norm3d": InstanceNorm(3, nn.InstanceNorm3d),
+    "group_norm": GroupNorm(),
+    "layer_norm": LayerNorm(),
+    "rms_norm": RMSNorm(),
+}

@@ -1,16 +1,32 @@
 """Operators over whole dimensions: means, sums, softmax, products of matrices, attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, along, dimension, extent, ints, spread
-from bayeszip.graph.rules.elementwise import Elementwise
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Rule,
+    Shape,
+    Site,
+    Value,
+    along,
+    dimension,
+    elements,
+    extent,
+    ints,
+    spread,
+)
+from bayeszip.graph.families.elementwise import Elementwise
 from bayeszip.tensors import Node
 
-__all__ = ["ArgMax", "Attention", "Matmul", "Reduction", "Softmax"]
+__all__ = ["OPERATORS"]
 
 #: Larger products than this aren't searched for zeros.
 _LARGEST_PRODUCT = 2**24
@@ -18,6 +34,20 @@ _LARGEST_PRODUCT = 2**24
 
 class Softmax(Rule):
     """Every coordinate of the dimension counts; for sums up to each coordinate as well."""
+
+    def __init__(self, function: Callable[[torch.Tensor, int], torch.Tensor], *, floating: bool = True) -> None:
+        self._function, self.floating = function, floating
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return self._function(x[0], a["dim"])
+
+    def rehearse(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        _tried(self, x, a)
+        return self.compute(x, tensors, a)
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         dimension(node, "dim", len(inputs[0]))
@@ -29,16 +59,38 @@ class Softmax(Rule):
         atoms.pin(site.output.coordinates[dimension(site.node, "dim", len(site.output.shape))])
 
 
+def _tried(rule: Rule, x: Sequence[torch.Tensor], a: Mapping[str, Any]) -> None:
+    """Let torch compute one element, where it may not know the type."""
+    if not x[0].is_floating_point():
+        rule.compute([torch.ones((1,) * x[0].ndim, dtype=x[0].dtype)], (), a)
+
+
 class Reduction(Rule):
     """The mean, sum or maximum over some dimensions, none of which may be the batch."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, function: Callable[..., torch.Tensor], *, floating: bool = False) -> None:
+        self._name, self._function, self.floating = name, function, floating
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return elements(inputs[0])
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return self._function(x[0], a["dims"], a["keepdim"])
+
+    def rehearse(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        _tried(self, x, a)
+        return self.compute(x, tensors, a)
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,), dims = inputs, self._dims(node, len(inputs[0]))
         if any(shape[dim] < 0 for dim in dims):
             raise ModelError(f"{node.op} over the batch: samples would depend on each other")
+        if len(set(dims)) < len(dims) or not math.prod(shape[dim] for dim in dims):
+            raise ModelError(f"{node.op} over dimensions {dims} of a value of shape {shape} makes no sense")
         if node.attributes["keepdim"]:
             return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
         return tuple(size for dim, size in enumerate(shape) if dim not in dims)
@@ -75,7 +127,12 @@ class ArgMax(Reduction):
     """Where the maximum over one dimension lies."""
 
     def __init__(self) -> None:
-        super().__init__("argmax")
+        super().__init__("argmax", torch.argmax)
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].argmax(a["dims"][0], a["keepdim"])
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         if len(ints(node, "dims")) != 1:
@@ -88,6 +145,16 @@ class ArgMax(Reduction):
 
 class Matmul(Rule):
     """The product of matrices in the last two dimensions; those before meet element by element."""
+
+    floating = True
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return elements(output) * extent(inputs[0][-1])
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return torch.matmul(x[0], x[1])
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         first, second = inputs
@@ -107,7 +174,7 @@ class Matmul(Rule):
     def constants(self, site: Site) -> np.ndarray:
         """Zero where in every term one of the factors is zero."""
         first, second = site.inputs
-        if max(_elements(first), _elements(second), _elements(site.output)) > _LARGEST_PRODUCT:
+        if max(elements(value.shape) for value in (first, second, site.output)) > _LARGEST_PRODUCT:
             return np.full((1,) * len(site.output.shape), UNKNOWN)
         terms = (spread(first.constants, first.shape) != 0).astype(np.float32) @ (
             spread(second.constants, second.shape) != 0
@@ -127,6 +194,17 @@ class Matmul(Rule):
 class Attention(Rule):
     """Scaled dot-product attention: queries, keys, values, and perhaps a mask."""
 
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return extent(inputs[1][-2]) * (elements(inputs[0]) + elements(output))
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        if not all(each.is_floating_point() for each in x[:3]):
+            raise ModelError("attention reads floating-point numbers")
+        mask, scale = x[3] if len(x) > 3 else None, a["scale"] or None
+        return F.scaled_dot_product_attention(x[0], x[1], x[2], mask, is_causal=a["causal"], scale=scale)
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         if len(inputs) not in (3, 4) or min(map(len, inputs[:3])) < 3:
             raise ModelError(f"attention takes queries, keys, values and perhaps a mask, not shapes {tuple(inputs)}")
@@ -134,6 +212,8 @@ class Attention(Rule):
         outer = [shape[:-2] for shape in (queries, keys, values)]
         if queries[-1] != keys[-1] or keys[-2] != values[-2] or len(set(outer)) > 1:
             raise ModelError(f"attention: shapes {queries}, {keys} and {values} don't fit together")
+        if len(inputs) == 4 and (node.attributes["causal"] or not _fits_mask(inputs[3], (*queries[:-1], keys[-2]))):
+            raise ModelError(f"attention: a mask of shape {inputs[3]} doesn't fit {queries} and {keys}")
         return (*queries[:-1], values[-1])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -171,5 +251,20 @@ def _couple_outer(value: Value, output: Value, atoms: Atoms) -> None:
             atoms.pin(value.coordinates[dim])
 
 
-def _elements(value: Value) -> int:
-    return math.prod(extent(size) for size in value.shape)
+def _fits_mask(mask: Shape, scores: Shape) -> bool:
+    """Whether a mask can be repeated to the shape of what it hides."""
+    given = (1,) * (len(scores) - len(mask)) + mask
+    return 2 <= len(mask) <= len(scores) and all(one in (1, other) for one, other in zip(given, scores, strict=True))
+
+
+OPERATORS: dict[str, Rule] = {
+    "mean": Reduction("mean", torch.mean, floating=True),
+    "sum": Reduction("sum", torch.sum),
+    "amax": Reduction("amax", torch.amax),
+    "argmax": ArgMax(),
+    "cumsum": Softmax(torch.cumsum, floating=False),
+    "softmax": Softmax(torch.softmax),
+    "log_softmax": Softmax(torch.log_softmax),
+    "matmul": Matmul(),
+    "attention": Attention(),
+}

@@ -1,26 +1,65 @@
 """Linear layers and convolutions: where units are computed from others, and constants meet biases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Folded, Rule, Shape, Site, along, couple_groups, ints
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Folded,
+    Rule,
+    Shape,
+    Site,
+    along,
+    couple_groups,
+    elements,
+    extent,
+    ints,
+)
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["Convolution", "Linear", "TransposedConvolution"]
+__all__ = ["OPERATORS"]
+
+#: Strides, paddings and dilations are smaller than this: torch computes with them in 64 bits.
+_LARGEST = 2**31
 
 
 class Linear(Rule):
     """y = x·Wᵀ + b over the last dimension; the dimensions before it pass through."""
 
+    optional = ("bias",)
+    floating = True
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """weight: outputs × inputs; bias: outputs."""
+        weight, bias = tensors
+        if weight is None or len(weight) != 2 or not min(weight) or bias not in (None, weight[:1]):
+            raise ModelError(f"linear: a weight of shape {weight} and a bias of shape {bias} make no layer")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,), weight = inputs, tensors[0]
-        if weight is None or len(weight) != 2 or not shape or weight[1] != shape[-1]:
+        if weight is None or not shape or weight[1] != shape[-1]:
             raise ModelError(f"linear: a weight of shape {weight} can't be applied to a value of shape {shape}")
-        _check_bias(node, tensors[1], weight[0])
         return (*shape[:-1], weight[0])
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return elements(output) * extent(inputs[0][-1])
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.linear(x[0], tensors[0], tensors[1])  # type: ignore[arg-type]
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        rows, columns = shapes[0] or (0, 0)
+        return nn.Linear(columns, rows, bias=shapes[1] is not None, device="meta")
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         before, after = site.inputs[0].coordinates, site.output.coordinates
@@ -53,27 +92,44 @@ class Linear(Rule):
 class _Kernel(Rule):
     """A kernel over `rank` dimensions behind the channels, which lie in dimension 1."""
 
+    optional = ("bias",)
+    floating = True
     #: Attributes with one number for each dimension of the kernel, in the order that `_size` takes them.
     _attributes: tuple[str, ...] = ("stride", "padding", "dilation")
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, function: Callable[..., torch.Tensor], kind: Callable[..., nn.Module]) -> None:
+        self._rank, self._function, self._kind = rank, function, kind
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """weight: two kinds of channels, in groups, × kernel; bias: the channels written."""
+        weight, bias, groups = *tensors, _groups(node)
+        if weight is None or len(weight) != self._rank + 2 or not min(weight) or weight[0] % groups:
+            raise ModelError(f"{node.op}: a weight of shape {weight} can't be one of {groups} groups")
+        after = self._read_and_written(weight, groups)[1]
+        if bias not in (None, (after,)):
+            raise ModelError(f"{node.op}: a bias of shape {bias} doesn't fit {after} outputs")
+        settings = {name: ints(node, name) for name in self._attributes}
+        if any(len(each) != self._rank or not 0 <= min(each) <= max(each) < _LARGEST for each in settings.values()):
+            raise ModelError(f"{node.op}: {settings} are not {self._rank} numbers each, of a size that makes sense")
+        if min(*settings["stride"], *settings["dilation"]) < 1:
+            raise ModelError(f"{node.op}: kernel, stride and dilation must be at least 1, padding at least 0")
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         (shape,), weight, groups = inputs, tensors[0], _groups(node)
-        if len(shape) != self._rank + 2 or weight is None or len(weight) != self._rank + 2:
+        if len(shape) != self._rank + 2 or weight is None or min(shape[1:]) < 1:
             raise ModelError(f"{node.op}: a weight of shape {weight} can't be applied to a value of shape {shape}")
         before, after = self._read_and_written(weight, groups)
-        if before != shape[1] or weight[0] % groups:
+        if before != shape[1]:
             raise ModelError(f"{node.op}: a weight of shape {weight} in {groups} groups can't read {shape[1]} channels")
-        _check_bias(node, tensors[1], after)
-        settings = {name: ints(node, name) for name in self._attributes}
-        if min((*weight[2:], *settings["stride"], *settings["dilation"])) < 1 or min(settings["padding"]) < 0:
-            raise ModelError(f"{node.op}: kernel, stride and dilation must be at least 1, padding at least 0")
-        sizes = [self._size(*each) for each in zip(shape[2:], weight[2:], *settings.values(), strict=True)]
+        settings = (ints(node, name) for name in self._attributes)
+        sizes = [self._size(*each) for each in zip(shape[2:], weight[2:], *settings, strict=True)]
         if min(sizes) < 1:
             raise ModelError(f"{node.op}: with the kernel {weight[2:]} nothing is left of a value of shape {shape}")
         return (shape[0], after, *sizes)
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        weight = tensors[0] or (1, 1)
+        return max(elements(output), elements(inputs[0])) * elements(weight[1:])
 
     def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
         groups = _groups(site.node)
@@ -96,6 +152,28 @@ class _Kernel(Rule):
 
 class Convolution(_Kernel):
     """A convolution; its weight lies outputs first."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        mode, padding = node.attributes["padding_mode"], ints(node, "padding")
+        for size, amount in zip(inputs[0][2:], padding, strict=False):
+            if (mode == "reflect" and amount >= size) or (mode == "circular" and amount > size):
+                raise ModelError(f"{node.op}: a value of shape {inputs[0]} can't be padded by {padding} ({mode})")
+        return super().shape(node, inputs, tensors)
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        value, padding = x[0], a["padding"]
+        if a["padding_mode"] != "zeros":
+            around = [amount for each in reversed(padding) for amount in (each, each)]
+            value, padding = F.pad(value, around, mode=a["padding_mode"]), 0
+        return self._function(value, *tensors, a["stride"], padding, a["dilation"], a["groups"])
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        written, read, *kernel = shapes[0] or (0, 0)
+        settings = (a["stride"], a["padding"], a["dilation"], a["groups"])
+        options = {"bias": shapes[1] is not None, "padding_mode": a["padding_mode"], "device": "meta"}
+        return self._kind(read * a["groups"], written, tuple(kernel), *settings, **options)
 
     def _read_and_written(self, weight: Shape, groups: int) -> tuple[int, int]:
         return weight[1] * groups, weight[0]
@@ -136,6 +214,24 @@ class TransposedConvolution(_Kernel):
     """A transposed convolution; its weight lies inputs first. Only zero is read without a trace."""
 
     _attributes = (*_Kernel._attributes, "output_padding")
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        super().check_tensors(node, tensors)
+        for extra, *steps in zip(*(ints(node, name) for name in ("output_padding", "stride", "dilation")), strict=True):
+            if extra >= max(steps):
+                raise ModelError(f"{node.op}: an output padding of {extra} must be smaller than stride or dilation")
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        settings = (a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"])
+        return self._function(x[0], *tensors, *settings)
+
+    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+        read, written, *kernel = shapes[0] or (0, 0)
+        settings = (a["stride"], a["padding"], a["output_padding"], a["groups"])
+        options = {"bias": shapes[1] is not None, "dilation": a["dilation"], "device": "meta"}
+        return self._kind(read, written * a["groups"], tuple(kernel), *settings, **options)
 
     def _read_and_written(self, weight: Shape, groups: int) -> tuple[int, int]:
         return weight[0], weight[1] * groups
@@ -234,6 +330,15 @@ def _groups(node: Node) -> int:
     return groups
 
 
-def _check_bias(node: Node, bias: Shape | None, rows: int) -> None:
-    if bias is not None and bias != (rows,):
-        raise ModelError(f"{node.op}: a bias of shape {bias} doesn't fit {rows} outputs")
+_CONVOLUTIONS = ((F.conv1d, nn.Conv1d), (F.conv2d, nn.Conv2d), (F.conv3d, nn.Conv3d))
+_TRANSPOSED = (
+    (F.conv_transpose1d, nn.ConvTranspose1d),
+    (F.conv_transpose2d, nn.ConvTranspose2d),
+    (F.conv_transpose3d, nn.ConvTranspose3d),
+)
+
+OPERATORS: dict[str, Rule] = {
+    "linear": Linear(),
+    **{f"conv{rank}d": Convolution(rank, *each) for rank, each in enumerate(_CONVOLUTIONS, 1)},
+    **{f"conv_transpose{rank}d": TransposedConvolution(rank, *each) for rank, each in enumerate(_TRANSPOSED, 1)},
+}

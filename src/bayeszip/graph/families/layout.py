@@ -1,29 +1,21 @@
 """Operators that move elements without changing them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
+from bayeszip.graph.families.elementwise import cast
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = [
-    "Concat",
-    "Expand",
-    "Flatten",
-    "Input",
-    "Pad",
-    "Permute",
-    "Reshape",
-    "Select",
-    "Slice",
-    "Take",
-    "View",
-]
+__all__ = ["OPERATORS"]
 
 #: Larger activations than this are not expanded to follow their constants; they count as unknown.
 _LARGEST_EXPANSION = 2**24
@@ -32,8 +24,19 @@ _LARGEST_EXPANSION = 2**24
 class Input(Rule):
     """A network input: its coordinates stay."""
 
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        if min(ints(node, "shape"), default=1) < 1:
+            raise ModelError(f"an input can't have the shape {ints(node, 'shape')}")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return (-1, *ints(node, "shape"))
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        if tuple(x[0].shape[1:]) != a["shape"]:
+            raise ValueError(f"the network takes inputs of shape (batch, *{a['shape']}), not {tuple(x[0].shape)}")
+        return cast(x[0], tensors, a["dtype"]) if tensors else x[0]
 
 
 class Flatten(Rule):
@@ -46,6 +49,11 @@ class Flatten(Rule):
             raise ModelError(f"flatten: start_dim {first} lies behind end_dim {last}")
         return (*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return torch.flatten(x[0], a["start_dim"], a["end_dim"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
 
@@ -57,7 +65,14 @@ class Reshape(Rule):
     """The elements in the same order under another shape, the batch dimension kept."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        if not inputs[0]:
+            raise ModelError("reshape keeps the first dimension, but there is none")
         return _filled(node, inputs[0], (inputs[0][0], *ints(node, "shape")), free=slice(1, None))
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].reshape(x[0].shape[0], *a["shape"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
@@ -80,6 +95,11 @@ class View(Rule):
             raise ModelError(f"view: {_elements(shape)} elements don't fit into shape {asked}")
         return asked
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].reshape([-1 if size < 0 else size for size in a["shape"]])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
 
@@ -98,7 +118,15 @@ class Expand(Rule):
         aligned = (1,) * (len(asked) - len(shape)) + shape
         if len(aligned) != len(asked) or any(one not in (1, other) for one, other in zip(aligned, asked, strict=True)):
             raise ModelError(f"expand: a value of shape {shape} can't be brought to {asked}")
+        if not inputs[1] or (min(asked) < 0 and inputs[1][0] != -1):
+            raise ModelError(f"expand: a value of shape {inputs[1]} doesn't tell the batch size")
         return asked
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        batch = x[1].shape[0]
+        return x[0].expand([-size * batch if size < 0 else size for size in a["shape"]])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         source, skipped = site.inputs[0], len(site.output.shape) - len(site.inputs[0].shape)
@@ -127,6 +155,11 @@ class Permute(Rule):
             raise ModelError(f"permute: {dims} is not an order of {len(shape)} dimensions")
         return tuple(shape[dim] for dim in dims)
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].permute(a["dims"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         for target, dim in enumerate(ints(site.node, "dims")):
             atoms.join(site.inputs[0].coordinates[dim], site.output.coordinates[target])
@@ -145,6 +178,11 @@ class Concat(Rule):
         if len(rests) != 1 or len(sizes) != len(inputs) or min(sizes) < 0:
             raise ModelError(f"concat: shapes {', '.join(map(str, inputs))} don't fit along dimension {dim}")
         return (*inputs[0][:dim], sum(sizes), *inputs[0][dim + 1 :])
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return torch.cat(list(x), a["dim"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         along_dim = dimension(site.node, "dim", len(site.output.shape))
@@ -177,6 +215,11 @@ class Slice(Rule):
             raise ModelError(f"slice: {start} to {end} is not a stretch of dimension {dim} of shape {shape}")
         return (*shape[:dim], end - start, *shape[dim + 1 :])
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].narrow(a["dim"], a["start"], a["end"] - a["start"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         (start, end), dim = self._bounds(site.node), dimension(site.node, "dim", len(site.output.shape))
         for position, (one, other) in enumerate(zip(site.inputs[0].coordinates, site.output.coordinates, strict=True)):
@@ -207,6 +250,11 @@ class Select(Rule):
         if not 0 <= self._index(node) < shape[dim]:
             raise ModelError(f"select: there is no index {self._index(node)} in dimension {dim} of shape {shape}")
         return _without(shape, dim, keep=False)
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].select(a["dim"], a["index"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         dim = dimension(site.node, "dim", len(site.inputs[0].shape))
@@ -240,6 +288,11 @@ class Take(Rule):
             raise ModelError(f"take: numbers of shape {places} can't pick from dimension {dim} of shape {shape}")
         return (*shape[:dim], places[0], *shape[dim + 1 :])
 
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return x[0].index_select(a["dim"], x[1])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         source, dim = site.inputs[0], dimension(site.node, "dim", len(site.output.shape))
         atoms.pin(source.coordinates[dim], site.output.coordinates[dim], *site.inputs[1].coordinates)
@@ -259,15 +312,25 @@ class Pad(Rule):
     """More elements at the ends of the last dimensions; those dimensions stay as they are."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        (shape,), amounts = inputs, ints(node, "amounts")
+        (shape,), amounts, mode = inputs, ints(node, "amounts"), node.attributes["mode"]
         if len(amounts) % 2 or len(amounts) > 2 * len(shape):
             raise ModelError(f"pad: {amounts} doesn't fit a value of shape {shape}")
+        if mode != "constant" and (len(amounts) // 2 + 2 != len(shape) or len(shape) not in (3, 4, 5)):
+            raise ModelError(f"pad: {mode} needs amounts for all of {shape} but the first two, not {amounts}")
+        most = {"reflect": lambda size: size - 1, "circular": lambda size: size}.get(str(mode))
         result = list(shape)
         for dim, before, after in self._padded(node, len(shape)):
             if shape[dim] < 0 or shape[dim] + before + after < 1:
                 raise ModelError(f"pad: dimension {dim} of shape {shape} can't be padded by {before} and {after}")
+            if (most and max(before, after) > most(shape[dim])) or min(before, after) < -shape[dim]:
+                raise ModelError(f"pad: dimension {dim} of shape {shape} can't give {before} and {after} ({mode})")
             result[dim] += before + after
         return tuple(result)
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        return F.pad(x[0], a["amounts"], a["mode"], a["value"] if a["mode"] == "constant" else None)
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         padded = {dim for dim, _, _ in self._padded(site.node, len(site.output.shape))}
@@ -436,3 +499,18 @@ def _product(shape: Shape) -> int:
 
 def _elements(shape: Shape) -> str:
     return "×".join("batch" if size == -1 else f"{-size}·batch" if size < 0 else str(size) for size in shape)
+
+
+OPERATORS: dict[str, Rule] = {
+    "input": Input(),
+    "flatten": Flatten(),
+    "reshape": Reshape(),
+    "view": View(),
+    "expand": Expand(),
+    "permute": Permute(),
+    "concat": Concat(),
+    "slice": Slice(),
+    "select": Select(),
+    "take": Take(),
+    "pad": Pad(),
+}

@@ -1,14 +1,16 @@
 """LSTM, GRU and plain recurrent layers: a unit is a row in every gate and a column of the recurrent weight."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Tensor, along
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Tensor, along, elements
 from bayeszip.tensors import Node
 
-__all__ = ["Recurrent"]
+__all__ = ["OPERATORS"]
 
 
 class Recurrent(Rule):
@@ -19,18 +21,55 @@ class Recurrent(Rule):
         source: the block that new content comes from; a unit for which it is always zero never leaves zero.
     """
 
+    optional = ("bias_ih", "bias_hh")
+    floating = True
+
     def __init__(self, gates: int, source: int) -> None:
         self._gates, self._source = gates, source
 
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """weight_ih: rows × features; weight_hh: rows × units; both biases, of all rows, or none."""
+        read, recurrent, *biases = tensors
+        if read is None or recurrent is None or len(read) != 2 or len(recurrent) != 2 or not min(*read, *recurrent):
+            raise ModelError(f"{node.op}: weights of shapes {read} and {recurrent} are no matrices of gates and units")
+        rows = self._gates * recurrent[1]
+        if read[0] != rows or recurrent[0] != rows or biases not in ([None, None], [(rows,), (rows,)]):
+            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit {recurrent[1]} units")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        (shape,), (read, recurrent, *biases) = inputs, tensors
-        if read is None or recurrent is None or len(shape) != 3 or len(read) != 2 or len(recurrent) != 2:
+        (shape,), (read, recurrent, *_) = inputs, tensors
+        if read is None or recurrent is None or len(shape) != 3 or shape[2] != read[1] or shape[1] < 1:
             raise ModelError(f"{node.op}: weights {read} and {recurrent} can't be applied to a value of shape {shape}")
         units = recurrent[1]
-        rows = self._gates * units
-        if read != (rows, shape[2]) or recurrent[0] != rows or any(each not in (None, (rows,)) for each in biases):
-            raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} can't be applied to a value of {shape}")
         return (shape[0], units) if node.attributes.get("result") == "cell" else (shape[0], shape[1], units)
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        # A step costs something however small it is.
+        return inputs[0][1] * (4096 + sum(elements(each) for each in tensors if each is not None))
+
+    def compute(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        value = x[0].flip(1) if a["reverse"] else x[0]
+        weights = [tensor for tensor in tensors if tensor is not None]
+        state = value.new_zeros(1, value.shape[0], weights[1].shape[1])
+        settings: tuple[Any, ...] = (weights, len(weights) == 4, 1, 0.0, False, False, True)
+        if self._gates == 4:
+            result, _, cell = torch.lstm(value, (state, state), *settings)
+            if a["result"] == "cell":
+                return cell[0]
+        elif self._gates == 3:
+            result, _ = torch.gru(value, state, *settings)
+        else:
+            result, _ = (torch.rnn_relu if a["activation"] == "relu" else torch.rnn_tanh)(value, state, *settings)
+        return result.flip(1) if a["reverse"] else result
+
+    def rehearse(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """One step instead of all."""
+        result = self.compute([x[0][:, :1]], tensors, a)
+        return result if result.ndim == 2 else result.expand(-1, x[0].shape[1], -1)
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         units = site.output.coordinates[-1]
@@ -78,3 +117,10 @@ class Recurrent(Rule):
         """The rows that new content comes from."""
         units = len(rows) // self._gates
         return rows[self._source * units : (self._source + 1) * units]
+
+
+OPERATORS: dict[str, Rule] = {
+    "lstm": Recurrent(gates=4, source=2),
+    "gru": Recurrent(gates=3, source=2),
+    "rnn": Recurrent(gates=1, source=0),
+}

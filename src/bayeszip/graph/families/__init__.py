@@ -1,0 +1,11 @@
+"""The operators of the closed list, family by family: a file holds all that is known about each of its operators."""
+
+from bayeszip.graph.families import elementwise, layout, norms, pooling, recurrent, reduction, tables, weighted
+from bayeszip.graph.families.base import Rule
+
+__all__ = ["RULES"]
+
+_FAMILIES = (tables, weighted, recurrent, norms, pooling, elementwise, reduction, layout)
+
+#: An operator's name → all that is known about it.
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.OPERATORS.items()}
