@@ -206,12 +206,17 @@ class Step:
 
 
 def rehearse(
-    steps: Sequence[Step], inputs: Sequence[torch.dtype | None], tensors: Mapping[str, Tensor], found: Sequence[Shape]
+    steps: Sequence[Step],
+    inputs: Sequence[torch.dtype | None],
+    tensors: Mapping[str, Tensor],
+    found: Sequence[Shape],
+    floating: torch.dtype,
 ) -> None:
     """Let torch go through a graph with tensors that have no values: their types and shapes must fit, as `found`.
 
     Args:
         inputs: the types of those that the graph doesn't state.
+        floating: the type that the network computes in.
 
     Raises:
         FormatError: names the node.
@@ -222,9 +227,8 @@ def rehearse(
         rule, shape = RULES[step.op], _sizes(found[len(inputs) + position])
         own = [None if name is None else tensors[name] for name in step.tensors]
         if step.op == "input":
-            like = own[0] if own else None
-            dtype = DTYPES[step.attributes["dtype"]] if like is None else like.dtype
-            values.append(_hollow(found[len(inputs) + position], dtype))
+            dtype = DTYPES[step.attributes["dtype"]]
+            values.append(_hollow(found[len(inputs) + position], floating if dtype.is_floating_point else dtype))
             continue
         read = [value for value in (values[each] for each in step.inputs) if value is not None]
         kinds = [None if each is None else (each.shape, each.dtype) for each in (*read, *own)]

@@ -50,7 +50,8 @@ class Network(nn.Module):
             found = value_shapes(*self._bayeszip_unstated, [(-1, *each.shape[1:]) for each in (x, *more)])
             names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
             held = {name: self._bayeszip_tensor(name).to("meta") for name in names}
-            rehearse(self._bayeszip_steps, [each.dtype for each in (x, *more)], held, found)
+            floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
+            rehearse(self._bayeszip_steps, [each.dtype for each in (x, *more)], held, found, floating)
         for step in self._bayeszip_steps:
             arguments: list[Any] = [values[value] for value in step.inputs]
             if step.layer is not None:
@@ -107,7 +108,7 @@ def to_module(
         layers = _layers(model.graph, model)
         steps = tuple(_steps(model, model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
         if found is not None:
-            rehearse(steps, [None] * model.graph.inputs, _without_values(model, dtype), found)
+            rehearse(steps, [None] * model.graph.inputs, _without_values(model, dtype), found, dtype)
         network = Network(steps, model.graph.outputs, model.graph.inputs)
         if found is None:
             network._bayeszip_unstated = (model.graph, tensor_shapes(model), budget)
