@@ -35,8 +35,8 @@ from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, Quantized
 __all__ = ["Findings", "campaign", "stranger", "worker"]
 
 LIMITS = Limits(elements=2**17, memory=2**20, loaded=2**21, values=2**16, operations=2**26)
-#: Bytes that a child may take beyond what it has once everything is imported, and seconds for one file.
-MEMORY, SECONDS = 3 << 30, 30
+#: Bytes that a child may take beyond what it has once all is imported; seconds of work, and of waiting, for one file.
+MEMORY, SECONDS, WAITING = 3 << 30, 20, 300
 #: Of resident memory, beyond what the first files took, when all are done.
 GROWTH = 400 << 20
 
@@ -387,15 +387,18 @@ def worker(first: int, count: int) -> None:
         page = resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (int(status[0]) * page + MEMORY,) * 2)
         resident = int(status[1]) * page
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for kind in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(kind, signal.SIG_DFL)
         for seed in range(first, first + count):
             print(json.dumps({"seed": seed}), flush=True)
-            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, WAITING)
             try:
                 _through(seed, Path(folder), refused)
             except Finding as finding:
                 print(json.dumps({"finding": str(finding)}), flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     grown = int(Path("/proc/self/statm").read_text().split()[1]) * page - resident
     print(json.dumps({"refused": refused, "grown": grown}), flush=True)
 
@@ -410,33 +413,43 @@ class Findings:
     grown: int = 0
     seconds: float = 0.0
 
+    def merged(self, other: "Findings") -> "Findings":
+        return Findings(
+            self.files + other.files,
+            self.findings + other.findings,
+            self.refused + other.refused,
+            max(self.grown, other.grown),
+            self.seconds + other.seconds,
+        )
+
 
 def campaign(count: int, first: int = 0) -> Findings:
     """So many files, in a child that is replaced when one of them ends it."""
     result, begin, seed, end = Findings(), time.perf_counter(), first, first + count
     while seed < end:
-        child = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 5000))],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        done = False
-        for line in child.stdout or ():
-            told = json.loads(line)
-            if "seed" in told:
-                seed = told["seed"]
-                result.files += 1
-            elif "finding" in told:
-                result.findings.append(f"{seed}: {told['finding']}")
-            else:
-                done, grown = True, told["grown"]
-                result.refused.update(told["refused"])
-                result.grown = max(result.grown, grown)
-                if grown > GROWTH:
-                    result.findings.append(f"up to {seed}: memory grew by {grown >> 20} MiB")
-        trouble = (child.stderr.read() if child.stderr else "")[-300:]
-        if child.wait() or not done:
-            result.findings.append(f"{seed}: the child ended with {child.returncode}: {trouble}")
+        with tempfile.TemporaryFile("w+") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))],
+                env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+            done = False
+            for line in child.stdout or ():
+                told = json.loads(line)
+                if "seed" in told:
+                    seed = told["seed"]
+                    result.files += 1
+                elif "finding" in told:
+                    result.findings.append(f"{seed}: {told['finding']}")
+                else:
+                    done = True
+                    result.refused.update(told["refused"])
+                    result.grown = max(result.grown, told["grown"])
+            if child.wait() or not done:
+                errors.seek(0)
+                result.findings.append(f"{seed}: the child ended with {child.returncode}: {errors.read()[-300:]}")
         seed += 1
+    if result.grown > GROWTH:
+        result.findings.append(f"memory grew by {result.grown >> 20} MiB")
     result.seconds = time.perf_counter() - begin
     return result
 
@@ -451,18 +464,21 @@ def main() -> None:
     if options.worker:
         worker(*options.worker)
         return
-    found = campaign(options.files, options.first)
-    told = {
-        "files": found.files,
-        "first": options.first,
-        "findings": found.findings,
-        "refused": dict(sorted(found.refused.items())),
-        "grown_mib": found.grown >> 20,
-        "seconds": round(found.seconds),
-    }
+    found = Findings()
+    while found.files < options.files:  # what has run is reported as it goes
+        count = min(2000, options.files - found.files)
+        found = found.merged(campaign(count, options.first + found.files))
+        told = {
+            "files": found.files,
+            "first": options.first,
+            "findings": found.findings,
+            "refused": dict(sorted(found.refused.items())),
+            "grown_mib": found.grown >> 20,
+            "seconds": round(found.seconds),
+        }
+        if options.report:
+            options.report.write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told, indent=1))
-    if options.report:
-        options.report.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

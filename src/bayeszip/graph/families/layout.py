@@ -293,6 +293,13 @@ class Take(Rule):
     ) -> torch.Tensor:
         return x[0].index_select(a["dim"], x[1])
 
+    def rehearse(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        if x[1].dtype not in (torch.int64, torch.int32):
+            raise ModelError(f"take picks by whole numbers, not by {x[1].dtype}")
+        return self.compute(x, tensors, a)
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         source, dim = site.inputs[0], dimension(site.node, "dim", len(site.output.shape))
         atoms.pin(source.coordinates[dim], site.output.coordinates[dim], *site.inputs[1].coordinates)
