@@ -51,7 +51,9 @@ def refusing(what: str, kind: type[BayeszipError] = FormatError) -> Iterator[Non
     """Whatever torch raises inside comes out as `kind`: one family of errors for a caller."""
     try:
         yield
-    except BayeszipError:
+    except BayeszipError as error:
+        if kind is FormatError and isinstance(error, ModelError):
+            raise FormatError(f"{what}: {error}") from error
         raise
     except _FOREIGN as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.aten import ATEN
+from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import alike, outputs_of
 from bayeszip.graph.state import dtype_of, from_state

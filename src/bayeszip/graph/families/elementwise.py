@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site
+from bayeszip.graph.lowering import Call, Lower, Lowering
 from bayeszip.graph.state import DTYPES
+from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS", "Elementwise", "cast"]
+__all__ = ["ATEN", "OPERATORS", "Elementwise", "cast", "lower_cast"]
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -300,4 +302,232 @@ OPERATORS: dict[str, Rule] = {
     "compare": Compared(lambda x, a: _relation(a["relation"])(x[0], x[1])),
     "logical_not": Compared(lambda x, a: torch.logical_not(x[0])),
     "cast": Cast(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_same(lowering: Lowering, call: Call) -> int:
+    """The call returns its input: no node at all."""
+    return lowering.value(call.source)
+
+
+def _lower_dropout(lowering: Lowering, call: Call) -> int:
+    if call["train"]:
+        raise call.unsupported("that drops in eval mode too")
+    return lowering.value(call.source)
+
+
+def lower_cast(lowering: Lowering, call: Call) -> int:
+    """Between floating-point types nothing happens: the loaded network computes in one of them throughout."""
+    before, after = call.source.meta["val"].dtype, call.node.meta["val"].dtype
+    if before == after or (before.is_floating_point and after.is_floating_point):
+        return lowering.value(call.source)
+    return lowering.emit("cast", [lowering.value(call.source)], dtype=str(after).removeprefix("torch."))
+
+
+def _lower_unary(op: str, **attributes: str) -> Lower:
+    """An operator on one value; `attributes`: ours → the name of ATen's argument."""
+
+    def lower(lowering: Lowering, call: Call) -> int:
+        given: dict[str, AttributeValue] = {}
+        for ours, name in attributes.items():
+            value = call[name]
+            given[ours] = value if isinstance(value, str) else float(value)
+        return lowering.emit(op, [lowering.value(call.source)], (), **given)
+
+    return lower
+
+
+def _lower_clamp(lowering: Lowering, call: Call) -> int:
+    bounds = [call.get(name, None) for name in ("min", "max")]
+    if call.name == "hardtanh":
+        bounds = [call["min_val"], call["max_val"]]
+    numbers = [None if each is None else lowering.number(each) for each in bounds]
+    if any(each is not None and found is None for each, found in zip(bounds, numbers, strict=True)):
+        raise call.unsupported("between tensors")
+    low, high = (
+        default if each is None else each for each, default in zip(numbers, (-math.inf, math.inf), strict=True)
+    )
+    return lowering.emit("clamp", [lowering.value(call.source)], min=low, max=high)
+
+
+def _lower_elu(lowering: Lowering, call: Call) -> int:
+    if "scale" in call and (call["scale"] != 1 or call["input_scale"] != 1):
+        raise call.unsupported("with a scale")
+    return lowering.emit("elu", [lowering.value(call.source)], alpha=float(call["alpha"]))
+
+
+def _lower_prelu(lowering: Lowering, call: Call) -> int:
+    return lowering.emit("prelu", [lowering.value(call.source)], [lowering.tensor(call["weight"])])
+
+
+def _lower_add(lowering: Lowering, call: Call) -> int:
+    return _lower_sum(lowering, call, call.source, call["other"], call["alpha"])
+
+
+def _lower_sub(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["other"])
+    if number is None and call["alpha"] == 1:
+        return lowering.emit("sub", [lowering.value(call.source), lowering.value(call["other"])])
+    return _lower_sum(lowering, call, call.source, call["other"], -call["alpha"])
+
+
+def _lower_rsub(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["other"])
+    if number is None:
+        return _lower_sum(lowering, call, call["other"], call.source, -call["alpha"])
+    negative = lowering.emit("mul_scalar", [lowering.value(call.source)], value=-float(call["alpha"]))
+    return lowering.emit("add_scalar", [negative], value=number)
+
+
+def _lower_sum(lowering: Lowering, call: Call, first: Any, second: Any, factor: float) -> int:
+    """first + factor·second."""
+    number = lowering.number(second)
+    if number is not None:
+        return lowering.emit("add_scalar", [lowering.value(first)], value=number * factor)
+    other = lowering.value(second)
+    if factor != 1:
+        other = lowering.emit("mul_scalar", [other], value=float(factor))
+    return lowering.emit("add", [lowering.value(first), other])
+
+
+def _lower_mul(lowering: Lowering, call: Call) -> int:
+    first, second = call.source, call["other"]
+    for one, other in ((first, second), (second, first)):
+        number = lowering.number(other)
+        if number is not None:
+            return lowering.emit("mul_scalar", [lowering.value(one)], value=number)
+    return lowering.emit("mul", [lowering.value(first), lowering.value(second)])
+
+
+def _lower_div(lowering: Lowering, call: Call) -> int:
+    if "rounding_mode" in call and call["rounding_mode"] is not None:
+        return _lower_rounded_div(lowering, call)
+    number = lowering.number(call["other"])
+    if number is not None:
+        return lowering.emit("div_scalar", [lowering.value(call.source)], value=number)
+    return lowering.emit("div", [lowering.value(call.source), lowering.value(call["other"])])
+
+
+def _lower_rounded_div(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["other"])
+    if call["rounding_mode"] != "floor" or number is None or not call.source.meta["val"].is_floating_point():
+        raise call.unsupported("with rounding, of whole numbers or by a value")
+    return lowering.emit("floor", [lowering.emit("div_scalar", [lowering.value(call.source)], value=number)])
+
+
+def _lower_pow(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["exponent"]) if "exponent" in call else 2.0
+    if not isinstance(call.source, fx.Node) and float(call.source) > 0:
+        # A number to a power that varies: aˣ = exp(x ln a).
+        power = lowering.emit("mul_scalar", [lowering.value(call["exponent"])], value=math.log(float(call.source)))
+        return lowering.emit("exp", [power])
+    if number is None or not isinstance(call.source, fx.Node):
+        raise call.unsupported("to a power that varies")
+    return lowering.emit("pow", [lowering.value(call.source)], exponent=number)
+
+
+def _lower_binary(op: str) -> Lower:
+    return lambda lowering, call: lowering.emit(op, [lowering.value(call.source), lowering.value(call["other"])])
+
+
+def _lower_round(lowering: Lowering, call: Call) -> int:
+    if call.get("decimals"):
+        raise call.unsupported("to decimals")
+    return lowering.emit("round", [lowering.value(call.source)])
+
+
+def _lower_masked_fill(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["value"])
+    if number is None:
+        raise call.unsupported("with a value that varies")
+    return lowering.emit("masked_fill", [lowering.value(call.source), lowering.value(call["mask"])], value=number)
+
+
+def _lower_where(lowering: Lowering, call: Call) -> int:
+    mask = lowering.value(call["condition"])
+    values = [call["self"], call["other"]]
+    numbers = [lowering.number(each) for each in values]
+    if numbers[0] is not None and numbers[1] is None:
+        return lowering.emit("masked_fill", [lowering.value(values[1]), mask], value=numbers[0])
+    if numbers[1] is not None and numbers[0] is None:
+        inverse = lowering.emit("logical_not", [mask])
+        return lowering.emit("masked_fill", [lowering.value(values[0]), inverse], value=numbers[1])
+    if None not in numbers:
+        stored = [
+            lowering.constant(torch.tensor(number, dtype=call.node.meta["val"].dtype), call.node) for number in numbers
+        ]
+        return lowering.emit("where", [mask, *stored])
+    return lowering.emit("where", [mask, *(lowering.value(each) for each in values)])
+
+
+def _lower_compare(lowering: Lowering, call: Call) -> int:
+    number = lowering.number(call["other"])
+    if number is None:
+        values = [lowering.value(call.source), lowering.value(call["other"])]
+        return lowering.emit("compare", values, relation=call.name)
+    return lowering.emit("compare_scalar", [lowering.value(call.source)], relation=call.name, value=number)
+
+
+def _lower_logical_not(lowering: Lowering, call: Call) -> int:
+    if call.source.meta["val"].dtype != torch.bool:
+        raise call.unsupported("of numbers")
+    return lowering.emit("logical_not", [lowering.value(call.source)])
+
+
+ATEN: dict[str, Lower] = {
+    **dict.fromkeys(("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy"), _lower_same),
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _lower_dropout),
+    **dict.fromkeys(("to", "_to_copy", "type_as"), lower_cast),
+    **{
+        name: _lower_unary(name)
+        for name in (
+            "relu",
+            "tanh",
+            "sigmoid",
+            "silu",
+            "relu6",
+            "hardswish",
+            "hardsigmoid",
+            "selu",
+            "mish",
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "reciprocal",
+            "abs",
+            "neg",
+            "sin",
+            "cos",
+            "erf",
+            "log_sigmoid",
+            "sign",
+            "floor",
+            "log1p",
+            "expm1",
+        )
+    },
+    "gelu": _lower_unary("gelu", approximate="approximate"),
+    "leaky_relu": _lower_unary("leaky_relu", slope="negative_slope"),
+    "elu": _lower_elu,
+    "celu": _lower_unary("celu", alpha="alpha"),
+    "softplus": _lower_unary("softplus", beta="beta", threshold="threshold"),
+    "prelu": _lower_prelu,
+    **dict.fromkeys(("hardtanh", "clamp", "clamp_min", "clamp_max", "clip"), _lower_clamp),
+    "add": _lower_add,
+    "sub": _lower_sub,
+    "rsub": _lower_rsub,
+    **dict.fromkeys(("mul", "multiply"), _lower_mul),
+    **dict.fromkeys(("div", "true_divide"), _lower_div),
+    **dict.fromkeys(("pow", "square"), _lower_pow),
+    "round": _lower_round,
+    "maximum": _lower_binary("maximum"),
+    "minimum": _lower_binary("minimum"),
+    "masked_fill": _lower_masked_fill,
+    "where": _lower_where,
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _lower_compare),
+    **dict.fromkeys(("logical_not", "bitwise_not"), _lower_logical_not),
 }

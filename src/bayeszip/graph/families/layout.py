@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
 from bayeszip.graph.families.elementwise import cast
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 #: Larger activations than this are not expanded to follow their constants; they count as unknown.
 _LARGEST_EXPANSION = 2**24
@@ -339,6 +340,16 @@ class Pad(Rule):
     ) -> torch.Tensor:
         return F.pad(x[0], a["amounts"], a["mode"], a["value"] if a["mode"] == "constant" else None)
 
+    def rehearse(
+        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """With a few real elements too: not every type has all modes, or can hold the value."""
+        space = max(1, x[0].ndim - 2)
+        few = torch.ones((1, 1) + (2,) * space, dtype=x[0].dtype)
+        if a["mode"] == "constant" or not few.is_floating_point():
+            self.compute([few], (), {**a, "amounts": (1, 1) * space})
+        return self.compute(x, tensors, a)
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         padded = {dim for dim, _, _ in self._padded(site.node, len(site.output.shape))}
         for dim, (one, other) in enumerate(zip(site.inputs[0].coordinates, site.output.coordinates, strict=True)):
@@ -520,4 +531,193 @@ OPERATORS: dict[str, Rule] = {
     "select": Select(),
     "take": Take(),
     "pad": Pad(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_pad(mode: str | None = None) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        amounts = call["pad"] if "pad" in call else call["padding"]
+        if not all(isinstance(each, int) for each in amounts):
+            raise call.unsupported("by an amount that varies")
+        value = (call.get("value", None)) or 0.0
+        return lowering.emit(
+            "pad", [lowering.value(call.source)], amounts=tuple(amounts), mode=mode or call["mode"], value=float(value)
+        )
+
+    return lower
+
+
+def _lower_flatten(lowering: Lowering, call: Call) -> int:
+    dims = rank_of(call.source)
+    if not dims:
+        return _lower_reshape(lowering, call)
+    start, end = call["start_dim"] % dims, call["end_dim"] % dims
+    if start == end:
+        return lowering.value(call.source)
+    return lowering.emit(
+        "flatten", [lowering.value(call.source)], start_dim=start, end_dim=-1 if end == dims - 1 else end
+    )
+
+
+def _lower_reshape(lowering: Lowering, call: Call) -> int:
+    """Another shape, said by the shapes before and after, not by how it was asked for."""
+    before, after = shape_of(call.source), call.shape
+    value = lowering.value(call.source)
+    if before == after:
+        return value
+    if before[:1] == after[:1] == (-1,) and all(size > 0 for size in (*before[1:], *after[1:])):
+        if len(after) == 2:
+            return lowering.emit("flatten", [value])
+        return lowering.emit("reshape", [value], shape=after[1:])
+    return lowering.emit("view", [value], shape=after)
+
+
+def _lower_expand(lowering: Lowering, call: Call) -> int:
+    value = lowering.value(call.source)
+    if shape_of(call.source) == call.shape:
+        return value
+    return lowering.emit("expand", [value, lowering.reference()], shape=call.shape)
+
+
+def _lower_filled(number: float | None) -> Lower:
+    """A tensor of one number whose size depends on the batch: a constant for one sample, repeated."""
+
+    def lower(lowering: Lowering, call: Call) -> int:
+        value = number if number is not None else float(call["fill_value"])
+        sample = torch.full([1 if size < 0 else size for size in call.shape], value, dtype=call.node.meta["val"].dtype)
+        constant = lowering.constant(sample, call.node)
+        return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
+
+    return lower
+
+
+def _lower_permute(lowering: Lowering, call: Call) -> int:
+    rank = rank_of(call.source)
+    order = list(range(rank))
+    if call.name == "permute":
+        order = [dim % rank for dim in call["dims"]]
+    elif call.name in ("movedim", "moveaxis"):
+        order = _lower_moved(order, listed(call["source"]), listed(call["destination"]))
+    elif call.name in ("t", "mT", "numpy_T"):
+        order = order[::-1] if call.name != "mT" else [*order[:-2], *order[:-3:-1]]
+    else:
+        names = ("dim0", "dim1") if "dim0" in call else ("axis0", "axis1")
+        one, other = (call[name] % rank for name in names)
+        order[one], order[other] = order[other], order[one]
+    if order == list(range(rank)):
+        return lowering.value(call.source)
+    return lowering.emit("permute", [lowering.value(call.source)], dims=tuple(order))
+
+
+def _lower_moved(order: list[int], sources: list[int], targets: list[int]) -> list[int]:
+    rank = len(order)
+    placed = {target % rank: source % rank for source, target in zip(sources, targets, strict=True)}
+    rest = iter(dim for dim in order if dim not in placed.values())
+    return [placed[position] if position in placed else next(rest) for position in range(rank)]
+
+
+def _lower_concat(lowering: Lowering, call: Call) -> int:
+    values = [lowering.value(each) for each in call["tensors"]]
+    dim = call["dim"] % len(call.shape)
+    if call.shape[dim] < 0:
+        raise call.unsupported("along the batch")
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _lower_stack(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % len(call.shape)
+    one = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
+    values = [lowering.emit("view", [lowering.value(each)], shape=one) for each in call["tensors"]]
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _lower_slice(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if call.shape[dim] == size:
+        return value
+    if size < 0:
+        raise call.unsupported("along the batch")
+    start, end, step = slice(call["start"], call["end"], call["step"]).indices(size)
+    return lowering.sliced(value, dim, start, end) if step == 1 else _lower_every(lowering, call, dim, start, step)
+
+
+def _lower_every(lowering: Lowering, call: Call, dim: int, start: int, step: int) -> int:
+    """Every so many-th coordinate of a dimension: the first of each block of `step`."""
+    value, shape, count = lowering.value(call.source), shape_of(call.source), call.shape[dim]
+    end, size = start + count * step, shape[dim]
+    if end > size:
+        behind = (0, 0) * (len(shape) - 1 - dim)
+        value = lowering.emit("pad", [value], amounts=(*behind, 0, end - size))
+    if start or end < size:
+        value = lowering.sliced(value, dim, start, end)
+    blocks = lowering.emit("view", [value], shape=(*shape[:dim], count, step, *shape[dim + 1 :]))
+    return lowering.emit("select", [blocks], dim=dim + 1, index=0)
+
+
+def _lower_narrow(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0 or not isinstance(call["start"], int):
+        raise call.unsupported("along the batch, or from where a value says")
+    start = call["start"] % max(shape_of(call.source)[dim], 1)
+    return lowering.sliced(lowering.value(call.source), dim, start, start + call["length"])
+
+
+def _lower_select(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    size = shape_of(call.source)[dim]
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return lowering.emit("select", [lowering.value(call.source)], dim=dim, index=call["index"] % size)
+
+
+def _lower_split(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % rank_of(call.source)
+    value, start, parts = lowering.value(call.source), 0, []
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("along the batch")
+    for part in call.node.meta["val"]:
+        size = int(part.shape[dim])
+        parts.append(lowering.sliced(value, dim, start, start + size))
+        start += size
+    return tuple(parts)
+
+
+def _lower_unbind(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % rank_of(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return tuple(lowering.emit("select", [value], dim=dim, index=index) for index in range(size))
+
+
+ATEN: dict[str, Lower] = {
+    "pad": _lower_pad(),
+    "constant_pad_nd": _lower_pad("constant"),
+    **{f"reflection_pad{dims}d": _lower_pad("reflect") for dims in (1, 2, 3)},
+    **{f"replication_pad{dims}d": _lower_pad("replicate") for dims in (1, 2, 3)},
+    "flatten": _lower_flatten,
+    **dict.fromkeys(
+        ("view", "reshape", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as"),
+        _lower_reshape,
+    ),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _lower_expand),
+    **dict.fromkeys(("new_zeros", "zeros_like"), _lower_filled(0.0)),
+    **dict.fromkeys(("new_ones", "ones_like"), _lower_filled(1.0)),
+    **dict.fromkeys(("new_full", "full_like"), _lower_filled(None)),
+    **dict.fromkeys(
+        ("permute", "transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "moveaxis"), _lower_permute
+    ),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _lower_concat),
+    "stack": _lower_stack,
+    "slice": _lower_slice,
+    "narrow": _lower_narrow,
+    "select": _lower_select,
+    **dict.fromkeys(
+        ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split"), _lower_split
+    ),
+    "unbind": _lower_unbind,
 }

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, along, couple_groups, ints
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, rank_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 
 class _ChannelNorm(Rule):
@@ -214,4 +215,68 @@ OPERATORS: dict[str, Rule] = {
     "group_norm": GroupNorm(),
     "layer_norm": LayerNorm(),
     "rms_norm": RMSNorm(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_batch_norm(lowering: Lowering, call: Call) -> int:
+    if call["running_mean"] is None or (call.get("training")):
+        raise call.unsupported("without running statistics")
+    roles = ("weight", "bias", "running_mean", "running_var")
+    dims = max(1, rank_of(call.source) - 2)
+    if dims > 3:
+        raise call.unsupported(f"over {dims} dimensions")
+    tensors = [lowering.tensor(call[role]) for role in roles]
+    return lowering.emit(f"batch_norm{dims}d", [lowering.value(call.source)], tensors, eps=call["eps"])
+
+
+def _lower_batch_norm_of_three(lowering: Lowering, call: Call) -> Lowered:
+    return (_lower_batch_norm(lowering, call),)
+
+
+def _lower_instance_norm(lowering: Lowering, call: Call) -> int:
+    if not call["use_input_stats"]:
+        return _lower_batch_norm(lowering, call)
+    dims = rank_of(call.source) - 2
+    if dims not in (1, 2, 3):
+        raise call.unsupported(f"over {dims} dimensions")
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    return lowering.emit(f"instance_norm{dims}d", [lowering.value(call.source)], tensors, eps=call["eps"])
+
+
+def _lower_layer_norm(lowering: Lowering, call: Call) -> int:
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    shape = tuple(call["normalized_shape"])
+    return lowering.emit("layer_norm", [lowering.value(call.source)], tensors, eps=call["eps"], shape=shape)
+
+
+def _lower_layer_norm_of_three(lowering: Lowering, call: Call) -> Lowered:
+    return (_lower_layer_norm(lowering, call),)
+
+
+def _lower_rms_norm(lowering: Lowering, call: Call) -> int:
+    eps = torch.finfo(call.source.meta["val"].dtype).eps if call["eps"] is None else float(call["eps"])
+    shape = tuple(call["normalized_shape"])
+    return lowering.emit(
+        "rms_norm", [lowering.value(call.source)], [lowering.tensor(call["weight"])], shape=shape, eps=eps
+    )
+
+
+def _lower_group_norm(lowering: Lowering, call: Call) -> int:
+    tensors = [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])]
+    return lowering.emit(
+        "group_norm", [lowering.value(call.source)], tensors, eps=call["eps"], groups=call["num_groups"]
+    )
+
+
+ATEN: dict[str, Lower] = {
+    "batch_norm": _lower_batch_norm,
+    "_native_batch_norm_legit_no_training": _lower_batch_norm_of_three,
+    "instance_norm": _lower_instance_norm,
+    "layer_norm": _lower_layer_norm,
+    "native_layer_norm": _lower_layer_norm_of_three,
+    "rms_norm": _lower_rms_norm,
+    "group_norm": _lower_group_norm,
 }

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, along, elements, ints
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, rank_of, repeated, shape_of
+from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 #: Windows, strides and dilations are smaller than this: torch computes with them in 32 bits here and there.
 _LARGEST = 2**31
@@ -152,4 +154,84 @@ OPERATORS: dict[str, Rule] = {
     **{f"adaptive_avg_pool{rank}d": AdaptivePool(rank, function) for rank, function in enumerate(_ADAPTIVE_MEANS, 1)},
     **{f"adaptive_max_pool{rank}d": AdaptivePool(rank, function) for rank, function in enumerate(_ADAPTIVE_MAXIMA, 1)},
     "interpolate": Interpolation(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_pool(op: str, dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if rank_of(call.source) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        kernel = repeated(call["kernel_size"], dims)
+        attributes: dict[str, AttributeValue] = {
+            "kernel_size": kernel,
+            "stride": repeated(call["stride"], dims) if call["stride"] else kernel,
+            "padding": repeated(call["padding"], dims),
+            "ceil_mode": bool(call["ceil_mode"]),
+        }
+        if "count_include_pad" in call:
+            attributes["count_include_pad"] = bool(call["count_include_pad"])
+            if "divisor_override" in call and call["divisor_override"] is not None:
+                raise call.unsupported("with divisor_override")
+        else:
+            attributes["dilation"] = repeated(call["dilation"], dims)
+        return lowering.emit(op, [lowering.value(call.source)], (), **attributes)
+
+    return lower
+
+
+def _lower_first(lower: Lower) -> Lower:
+    """The same where ATen returns several results of which we know the first."""
+
+    def lowered(lowering: Lowering, call: Call) -> Lowered:
+        result = lower(lowering, call)
+        return (result,) if isinstance(result, int) else result
+
+    return lowered
+
+
+def _lower_adaptive_pool(op: str, dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if rank_of(call.source) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        return lowering.emit(op, [lowering.value(call.source)], output_size=call.shape[2:])
+
+    return lower
+
+
+def _lower_interpolate(mode: str) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        before, after = shape_of(call.source)[2:], call.shape[2:]
+        factors = call.get("scale_factors", None)
+        if factors is not None and any(
+            size * factor != new for size, factor, new in zip(before, factors, after, strict=True)
+        ):
+            raise call.unsupported("by a factor that doesn't lead to a whole size")
+        corners = bool(call["align_corners"]) if "align_corners" in call else False
+        return lowering.emit("interpolate", [lowering.value(call.source)], size=after, mode=mode, align_corners=corners)
+
+    return lower
+
+
+ATEN: dict[str, Lower] = {
+    **{
+        f"{kind}_pool{dims}d": _lower_pool(f"{kind}_pool{dims}d", dims) for kind in ("max", "avg") for dims in (1, 2, 3)
+    },
+    "max_pool2d_with_indices": _lower_first(_lower_pool("max_pool2d", 2)),
+    "max_pool3d_with_indices": _lower_first(_lower_pool("max_pool3d", 3)),
+    **{f"adaptive_avg_pool{dims}d": _lower_adaptive_pool(f"adaptive_avg_pool{dims}d", dims) for dims in (1, 2, 3)},
+    "_adaptive_avg_pool2d": _lower_adaptive_pool("adaptive_avg_pool2d", 2),
+    "_adaptive_avg_pool3d": _lower_adaptive_pool("adaptive_avg_pool3d", 3),
+    **{
+        f"adaptive_max_pool{dims}d": _lower_first(_lower_adaptive_pool(f"adaptive_max_pool{dims}d", dims))
+        for dims in (1, 2)
+    },
+    **{f"upsample_nearest{dims}d": _lower_interpolate("nearest") for dims in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{dims}d": _lower_interpolate("nearest-exact") for dims in (1, 2, 3)},
+    "upsample_linear1d": _lower_interpolate("linear"),
+    "upsample_bilinear2d": _lower_interpolate("bilinear"),
+    "upsample_bicubic2d": _lower_interpolate("bicubic"),
+    "upsample_trilinear3d": _lower_interpolate("trilinear"),
 }

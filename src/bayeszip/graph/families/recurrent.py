@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Tensor, along, elements
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, is_used, rank_of, shape_of
+from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 
 class Recurrent(Rule):
@@ -123,4 +126,69 @@ OPERATORS: dict[str, Rule] = {
     "lstm": Recurrent(gates=4, source=2),
     "gru": Recurrent(gates=3, source=2),
     "rnn": Recurrent(gates=1, source=0),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_recurrent(op: str, **attributes: AttributeValue) -> Lower:
+    """All layers and directions of a recurrent module, one node each; its results are (output, states)."""
+
+    def lower(lowering: Lowering, call: Call) -> Lowered:
+        states = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
+        if not all(_lower_is_zero(lowering, each) for each in states):
+            raise call.unsupported("with an initial state")
+        has_biases, layers, both = call["has_biases"], call["num_layers"], call["bidirectional"]
+        parameters = [lowering.tensor(each) for each in call["params"]]
+        each_has = 4 if has_biases else 2
+        if len(parameters) != each_has * layers * (2 if both else 1) or rank_of(call["input"]) != 3:
+            raise call.unsupported("with projections or without a batch dimension")
+        value = lowering.value(call["input"])
+        value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
+        batch, steps = -1, abs(shape_of(call["input"])[1 if call["batch_first"] else 0])
+        hidden: list[int] = []
+        cells: list[int] = []
+        for layer in range(layers):
+            outputs = []
+            for direction in range(2 if both else 1):
+                start = (layer * (2 if both else 1) + direction) * each_has
+                tensors = ([*parameters[start : start + each_has], None, None])[:4]
+                given: dict[str, AttributeValue] = {**attributes, "reverse": bool(direction)}
+                outputs.append(lowering.emit(op, [value], tensors, **given))
+                units = int(call["params"][start + 1].meta["val"].shape[1])
+                if is_used(call.node, 1):
+                    last = lowering.emit("select", [outputs[-1]], dim=1, index=0 if direction else steps - 1)
+                    hidden.append(lowering.emit("view", [last], shape=(1, batch, units)))
+                if op == "lstm" and is_used(call.node, 2):
+                    cell = lowering.emit(op, [value], tensors, **given, result="cell")
+                    cells.append(lowering.emit("view", [cell], shape=(1, batch, units)))
+            value = outputs[0] if len(outputs) == 1 else lowering.emit("concat", outputs, dim=2)
+        value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
+        # A state that nobody takes has no node; the output stands in its place.
+        return (value, *(_lower_joined(lowering, each, 0) if each else value for each in (hidden, cells)))
+
+    return lower
+
+
+def _lower_joined(lowering: Lowering, values: list[int], dim: int) -> int:
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _lower_is_zero(lowering: Lowering, node: Any) -> bool:
+    known = lowering.known(node)
+    if known is not None:
+        return not known.any()
+    return isinstance(node, fx.Node) and str(node.target).split(".")[-2:-1] in (
+        ["zeros"],
+        ["new_zeros"],
+        ["zeros_like"],
+    )
+
+
+ATEN: dict[str, Lower] = {
+    "lstm": _lower_recurrent("lstm"),
+    "gru": _lower_recurrent("gru"),
+    "rnn_tanh": _lower_recurrent("rnn"),
+    "rnn_relu": _lower_recurrent("rnn", activation="relu"),
 }

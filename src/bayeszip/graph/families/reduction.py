@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.composed import reduced
 from bayeszip.graph.families.base import (
     UNKNOWN,
     Atoms,
@@ -23,10 +24,11 @@ from bayeszip.graph.families.base import (
     ints,
     spread,
 )
-from bayeszip.graph.families.elementwise import Elementwise
+from bayeszip.graph.families.elementwise import Elementwise, lower_cast
+from bayeszip.graph.lowering import Call, Lower, Lowering, rank_of, shape_of
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 #: Larger products than this aren't searched for zeros.
 _LARGEST_PRODUCT = 2**24
@@ -267,4 +269,85 @@ OPERATORS: dict[str, Rule] = {
     "log_softmax": Softmax(torch.log_softmax),
     "matmul": Matmul(),
     "attention": Attention(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_reduction(op: str) -> Lower:
+    # Counting what is true, for example, happens in the dtype of the result.
+    return lambda lowering, call: reduced(lowering, call, op, lower_cast(lowering, call))
+
+
+def _lower_cumsum(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("over the batch")
+    return lowering.emit("cumsum", [lower_cast(lowering, call)], dim=dim)
+
+
+def _lower_softmax(op: str) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        dim = call["dim"] % rank_of(call.source)
+        if shape_of(call.source)[dim] < 0:
+            raise call.unsupported("over the batch")
+        last = dim == rank_of(call.source) - 1
+        return lowering.emit(op, [lowering.value(call.source)], dim=-1 if last else dim)
+
+    return lower
+
+
+def _lower_matmul(lowering: Lowering, call: Call) -> int:
+    first, second = call.source, call["other"] if "other" in call else call["mat2"]
+    if min(rank_of(first), rank_of(second)) < 2:
+        raise call.unsupported("with a vector")
+    return lowering.emit("matmul", [lowering.value(first), lowering.value(second)])
+
+
+def _lower_addmm(lowering: Lowering, call: Call) -> int:
+    names = ("mat1", "mat2") if "mat1" in call else ("batch1", "batch2")
+    product = lowering.emit("matmul", [lowering.value(call[name]) for name in names])
+    terms = [product, lowering.value(call.source)]
+    for place, factor in enumerate((call["alpha"], call["beta"])):
+        if factor != 1:
+            terms[place] = lowering.emit("mul_scalar", [terms[place]], value=float(factor))
+    return lowering.emit("add", terms)
+
+
+def _lower_heads(lowering: Lowering, call: Call, name: str, outer: Sequence[int]) -> int:
+    """Keys or values with a head for each of the queries': one head may serve several."""
+    value, shape = lowering.value(call[name]), shape_of(call[name])
+    if shape[:-2] == tuple(outer):
+        return value
+    if len(shape) != len(outer) + 2 or shape[: len(outer) - 1] != tuple(outer[:-1]) or outer[-1] % shape[-3]:
+        raise call.unsupported(f"with a {name} of shape {shape}")
+    times = outer[-1] // shape[-3]
+    value = lowering.emit("view", [value], shape=(*shape[:-2], 1, *shape[-2:]))
+    value = lowering.emit("expand", [value, lowering.reference()], shape=(*shape[:-2], times, *shape[-2:]))
+    return lowering.emit("view", [value], shape=(*outer, *shape[-2:]))
+
+
+def _lower_attention(lowering: Lowering, call: Call) -> int:
+    if call["dropout_p"]:
+        raise call.unsupported("with dropout")
+    outer = shape_of(call["query"])[:-2]
+    inputs = [lowering.value(call["query"])]
+    inputs += [_lower_heads(lowering, call, name, outer) for name in ("key", "value")]
+    if call["attn_mask"] is not None:
+        inputs.append(lowering.value(call["attn_mask"]))
+    scale = 0.0 if call["scale"] is None else float(call["scale"])
+    return lowering.emit("attention", inputs, causal=bool(call["is_causal"]), scale=scale)
+
+
+ATEN: dict[str, Lower] = {
+    "mean": _lower_reduction("mean"),
+    "sum": _lower_reduction("sum"),
+    "amax": _lower_reduction("amax"),
+    "cumsum": _lower_cumsum,
+    **dict.fromkeys(("softmax", "_softmax"), _lower_softmax("softmax")),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _lower_softmax("log_softmax")),
+    **dict.fromkeys(("matmul", "bmm", "mm"), _lower_matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _lower_addmm),
+    "scaled_dot_product_attention": _lower_attention,
 }

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site
+from bayeszip.graph.lowering import Call, Lower, Lowering
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 
 class Stored(Rule):
@@ -87,3 +88,16 @@ class Embedding(Rule):
 
 
 OPERATORS: dict[str, Rule] = {"parameter": Stored(), "buffer": Stored(), "embedding": Embedding()}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_embedding(lowering: Lowering, call: Call) -> int:
+    weight, padding = lowering.tensor(call["weight"]), call["padding_idx"]
+    return lowering.emit("embedding", [lowering.value(call["indices"])], [weight], padding_idx=padding)
+
+
+ATEN: dict[str, Lower] = {
+    "embedding": _lower_embedding,
+}

@@ -22,10 +22,11 @@ from bayeszip.graph.families.base import (
     extent,
     ints,
 )
+from bayeszip.graph.lowering import Call, Lower, Lowering, rank_of, repeated, shape_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = ["OPERATORS"]
+__all__ = ["ATEN", "OPERATORS"]
 
 #: Strides, paddings and dilations are smaller than this: torch computes with them in 64 bits.
 _LARGEST = 2**31
@@ -341,4 +342,80 @@ OPERATORS: dict[str, Rule] = {
     "linear": Linear(),
     **{f"conv{rank}d": Convolution(rank, *each) for rank, each in enumerate(_CONVOLUTIONS, 1)},
     **{f"conv_transpose{rank}d": TransposedConvolution(rank, *each) for rank, each in enumerate(_TRANSPOSED, 1)},
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_linear(lowering: Lowering, call: Call) -> int:
+    value, weight, bias = lowering.value(call["input"]), call["weight"], call["bias"]
+    if lowering.is_tensor(weight) and (bias is None or lowering.is_tensor(bias)):
+        return lowering.emit("linear", [value], [lowering.tensor(weight), lowering.tensor(bias)])
+    # A weight that is computed, a part of packed projections, for example.
+    if rank_of(weight) != 2:
+        raise call.unsupported("with a weight that is no matrix")
+    turned = lowering.emit("permute", [lowering.value(weight)], dims=(1, 0))
+    product = lowering.emit("matmul", [value, turned])
+    return product if bias is None else lowering.emit("add", [product, lowering.value(bias)])
+
+
+def _lower_convolution(dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if rank_of(call["input"]) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        dilation = repeated(call["dilation"], dims)
+        value, padding = lowering.value(call["input"]), call["padding"]
+        if isinstance(padding, str):
+            value, padding = _lower_named_padding(lowering, call, value, padding, dilation)
+        return lowering.emit(
+            f"conv{dims}d",
+            [value],
+            [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])],
+            stride=repeated(call["stride"], dims),
+            padding=repeated(padding, dims),
+            dilation=dilation,
+            groups=call["groups"],
+        )
+
+    return lower
+
+
+def _lower_named_padding(
+    lowering: Lowering, call: Call, value: int, padding: str, dilation: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """'same' and 'valid' as numbers; where 'same' is not the same on both sides, the value is padded beforehand."""
+    kernel = shape_of(call["weight"])[2:]
+    if padding == "valid":
+        return value, (0,) * len(kernel)
+    total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+    if any(each % 2 for each in total):
+        # torch puts what is odd behind.
+        extra = tuple(amount for each in reversed(total) for amount in (0, each % 2))
+        value = lowering.emit("pad", [value], amounts=extra)
+    return value, tuple(each // 2 for each in total)
+
+
+def _lower_transposed_convolution(dims: int) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        if rank_of(call["input"]) != dims + 2:
+            raise call.unsupported("without a batch dimension")
+        return lowering.emit(
+            f"conv_transpose{dims}d",
+            [lowering.value(call["input"])],
+            [lowering.tensor(call["weight"]), lowering.tensor(call["bias"])],
+            groups=call["groups"],
+            **{name: repeated(call[name], dims) for name in ("stride", "padding", "dilation", "output_padding")},
+        )
+
+    return lower
+
+
+ATEN: dict[str, Lower] = {
+    "linear": _lower_linear,
+    **{f"conv{dims}d": _lower_convolution(dims) for dims in (1, 2, 3)},
+    **{
+        name: _lower_transposed_convolution(dims)
+        for name, dims in (("conv_transpose1d", 1), ("conv_transpose2d", 2), ("conv_transpose3d", 3))
+    },
 }
