@@ -186,6 +186,8 @@ def test_a_run_that_checks_is_charged_for_its_multiplications():
     load_into(model, Own(), limits=Limits(operations=9 + 3))
     with pytest.raises(LimitExceeded, match="raise `operations`"):
         load_into(model, Own(), limits=Limits(operations=5))
+    with pytest.raises(LimitExceeded, match="192 bytes, the limit is 191; raise `memory`"):
+        load_into(model, Own(), limits=Limits(memory=191))  # three inputs and three outputs of four samples in float64
 
 
 def test_one_budget_is_charged_along_the_way():

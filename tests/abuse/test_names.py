@@ -105,6 +105,24 @@ def test_shrunk_recurrent_weights_that_do_not_fit_are_refused():
         load_into(CompressedModel({"rnn.weight_hh_l0": tensor}), Own())
 
 
+def test_a_recurrent_layer_with_projections_keeps_its_sizes():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 5, proj_size=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rnn(x)[0]
+
+    own = Own()
+    same = QuantizedTensor(np.ones((20, 2), dtype=np.uint8), BOOK)
+    load_into(CompressedModel({"rnn.weight_hh_l0": same}), own)
+    assert (own.rnn.hidden_size, own.rnn.proj_size) == (5, 2)
+    smaller = QuantizedTensor(np.ones((20, 1), dtype=np.uint8), BOOK)
+    with pytest.raises(ModelError, match=r"\(20, 1\)"):
+        load_into(CompressedModel({"rnn.weight_hh_l0": smaller}), own)
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -13,7 +13,7 @@ from bayeszip.graph.indices import is_index
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
 from bayeszip.graph.proof import alike, outputs_of, random_inputs
-from bayeszip.graph.soundness import operations, refusing, shapes, states_inputs
+from bayeszip.graph.soundness import charge_run, refusing, shapes, states_inputs
 from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.limits import Budget, Limits
@@ -105,12 +105,16 @@ def _check_fits(places: _Places, name: str, shape: tuple[int, ...], held: Tensor
         fits = len(shape) == 1
     else:
         smaller = len(old) == len(shape) and all(1 <= new <= was for new, was in zip(shape, old, strict=True))
-        fits = old == shape or (smaller and all(isinstance(each, (*_SIZES, nn.RNNBase)) for each, _ in places))
+        fits = old == shape or (smaller and all(_can_shrink(each) for each, _ in places))
     if not fits:
         raise ModelError(
             f"{shown(name)[1:-1]} has shape {shape} in the file and {old} in the {type(owner).__name__} it is to be "
             "loaded into"
         )
+
+
+def _can_shrink(layer: nn.Module) -> bool:
+    return isinstance(layer, tuple(_SIZES)) or (isinstance(layer, nn.RNNBase) and not layer.proj_size)
 
 
 def _write(places: _Places, value: Tensor) -> None:
@@ -196,6 +200,8 @@ def _restate(module: nn.Module) -> None:
 
 def _restate_recurrent(module: nn.RNNBase) -> None:
     """A recurrent module has one number of units for all its layers and directions."""
+    if module.proj_size:
+        return  # none of its weights may shrink
     directions = 2 if module.bidirectional else 1
     units = {weight.shape[1] for name, weight in module.named_parameters() if name.startswith("weight_hh")}
     between = {
@@ -209,8 +215,6 @@ def _restate_recurrent(module: nn.RNNBase) -> None:
             "number for all: load without into="
         )
     module.hidden_size, module.input_size = units.pop(), int(module.weight_ih_l0.shape[1])  # type: ignore[index]
-    if module.proj_size:
-        return  # its weights can't have shrunk: the recurrent one reads the projection
     for suffix in (f"l{layer}{turn}" for layer in range(module.num_layers) for turn in ("", "_reverse")[:directions]):
         # torch computes a recurrent layer without looking at the sizes of its weights.
         op = module.mode.lower().partition("_")[0]
@@ -221,7 +225,7 @@ def _restate_recurrent(module: nn.RNNBase) -> None:
 
 def _check(model: CompressedModel, net: nn.Module, budget: Budget) -> None:
     """Compare with the model's own graph on random inputs, in the precision of `net`."""
-    budget.charge("operations", operations(model))
+    charge_run(model, budget)
     first = next((each for each in net.parameters() if each.is_floating_point()), None)
     dtype = torch.float32 if first is None else first.dtype
     device = torch.device("cpu") if first is None else first.device

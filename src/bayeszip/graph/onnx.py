@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.proof import outputs_of, random_inputs
-from bayeszip.graph.soundness import operations, refusing
+from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
 from bayeszip.tensors import CompressedModel
@@ -46,7 +46,7 @@ def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32, limits: 
     runtime = _needed("onnxruntime")
     budget = Budget.of(limits)
     network = to_module(model, dtype, budget)
-    budget.charge("operations", operations(model))
+    charge_run(model, budget)
     first, second = (
         tuple(
             each.to(dtype) if each.is_floating_point() else each

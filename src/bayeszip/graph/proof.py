@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import elements, ints
-from bayeszip.graph.soundness import operations, refusing
+from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
@@ -87,7 +87,7 @@ def difference(
     batches = [_in_float64(examples)] if examples else []
     batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(_RANDOM_BATCHES)]
     budget = Budget.of(limits or Limits.none())
-    budget.charge("operations", operations(other))
+    charge_run(other, budget)
     network = to_module(original, torch.float64, Limits.none())
     worst = _worst_gap(network, to_module(other, torch.float64, budget), batches)
     if rounding is None:

@@ -23,9 +23,9 @@ from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
 
 __all__ = [
     "Step",
+    "charge_run",
     "check_roles",
     "check_sound",
-    "operations",
     "refusing",
     "rehearse",
     "shapes",
@@ -38,6 +38,9 @@ _MOST_DIMENSIONS = 32
 
 #: The batch size of a rehearsal; no size that a network could take for a constant.
 _BATCH = 3
+
+#: Bytes of an element in a run that checks: four samples in float64.
+_RUN_BYTES = 4 * 8
 
 #: What torch and numpy raise where something doesn't fit.
 _FOREIGN = (
@@ -134,15 +137,26 @@ def _stated(node: Node, stated: dict[int, object]) -> Shape:
     return ()
 
 
-def operations(model: CompressedModel) -> int:
-    """About how many multiplications the graph of a model takes for one sample."""
+def charge_run(model: CompressedModel, budget: Budget) -> None:
+    """Take from a budget what a run on a few samples asks for, where a network is run to check it.
+
+    Raises:
+        LimitExceeded: too many multiplications, or activations that take too many bytes side by side.
+    """
     if model.graph is None:
-        return 0
+        return
     graph, found, tensors = model.graph, shapes(model), tensor_shapes(model)
-    return sum(
-        RULES[node.op].operations([found[value] for value in node.inputs], shape, _shapes_of(node, tensors))
-        for node, shape in zip(graph.nodes, found[graph.inputs :], strict=True)
-    )
+    last = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
+    live = 0
+    for position, node in enumerate(graph.nodes):
+        rule, shape, own = RULES[node.op], found[graph.inputs + position], _shapes_of(node, tensors)
+        read = [found[value] for value in node.inputs]
+        budget.charge("operations", rule.operations(read, shape, own))
+        live += elements(shape)
+        budget.check("memory", _RUN_BYTES * (live + rule.workspace(read, shape, own)))
+        live -= sum(
+            elements(found[value]) for value in set(node.inputs) if last[value] == position and value >= graph.inputs
+        )
 
 
 def _shapes_of(node: Node, tensors: Mapping[str, Shape]) -> list[Shape | None]:

@@ -164,6 +164,10 @@ class Rule:
         """About how many multiplications one sample takes."""
         return elements(output)
 
+    def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        """About how many elements are held for one sample besides inputs and output."""
+        return 0
+
     def compute(
         self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
     ) -> torch.Tensor:

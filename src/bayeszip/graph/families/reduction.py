@@ -199,6 +199,9 @@ class Attention(Rule):
     def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return extent(inputs[1][-2]) * (elements(inputs[0]) + elements(output))
 
+    def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return extent(inputs[1][-2]) * elements(output[:-1])
+
     def compute(
         self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
     ) -> torch.Tensor:

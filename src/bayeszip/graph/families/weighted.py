@@ -132,6 +132,11 @@ class _Kernel(Rule):
         weight = tensors[0] or (1, 1)
         return max(elements(output), elements(inputs[0])) * elements(weight[1:])
 
+    def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        # Some convolutions lay out what each output reads.
+        weight = tensors[0] or (1, 1)
+        return max(elements(output[2:]), elements(inputs[0][2:])) * elements(weight[2:]) * extent(inputs[0][1])
+
     def shrink(self, site: Site, count: Callable[[np.ndarray], int]) -> dict[str, AttributeValue]:
         groups = _groups(site.node)
         if groups == 1:
