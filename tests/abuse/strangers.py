@@ -361,7 +361,7 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
                     raise ModelError(str(error)) from error
                 raise
             except ValueError as error:  # an input that is stated after all
-                if stated and "takes inputs of shape" in str(error):
+                if len(stated) < model.graph.inputs and "takes inputs of shape" in str(error):
                     raise ModelError(str(error)) from error
                 raise
             del litter

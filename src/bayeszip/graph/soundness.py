@@ -77,8 +77,13 @@ def check_roles(graph: Graph, tensors: Mapping[str, Shape]) -> None:
     """
     if not graph.inputs or not graph.outputs:
         raise ModelError("a network takes at least one input and returns at least one output")
+    stated: dict[int, object] = {}
     for position, node in enumerate(graph.nodes):
         with _at(position, node):
+            if node.op == "input":
+                said = node.attributes["shape"], node.attributes["dtype"]
+                if node.inputs[0] >= graph.inputs or stated.setdefault(node.inputs[0], said) != said:
+                    raise ModelError(f"node {position} states something other than one input of the network once")
             for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True):
                 if (name is None and role not in RULES[node.op].optional) or is_index(name or ""):
                     raise ModelError(f"{node.op} has no {role} among the network's own tensors")
@@ -113,11 +118,10 @@ def value_shapes(
     budget = budget or Budget(Limits.none())
     check_roles(graph, tensors)
     found: list[Shape | None] = list(inputs) if inputs else [None] * graph.inputs
-    stated: dict[int, object] = {}
     for position, node in enumerate(graph.nodes):
         read = [found[value] for value in node.inputs]
         if node.op == "input":
-            read = [_stated(node, stated)]
+            read = [()]  # what it states, `check_roles` has seen to
         known = [shape for shape in read if shape is not None]
         if len(known) < len(read):
             raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
@@ -128,13 +132,6 @@ def value_shapes(
         budget.check("values", elements(shape))
         found.append(shape)
     return [() if shape is None else shape for shape in found]
-
-
-def _stated(node: Node, stated: dict[int, object]) -> Shape:
-    """What an `input` node reads can have any shape, but only one."""
-    if stated.setdefault(node.inputs[0], node.attributes["shape"]) != node.attributes["shape"]:
-        raise ModelError(f"input {node.inputs[0]} is said to have two shapes")
-    return ()
 
 
 def charge_run(model: CompressedModel, budget: Budget) -> None:
