@@ -22,12 +22,15 @@ from bayeszip.tensors import Node
 __all__ = [
     "UNKNOWN",
     "Atoms",
+    "Attributes",
     "Folded",
+    "Held",
     "Rule",
     "Shape",
     "Site",
     "Tensor",
     "Value",
+    "Values",
     "along",
     "couple_groups",
     "dimension",
@@ -40,6 +43,11 @@ __all__ = [
 
 #: A dimension of −k is k times the batch size; other dimensions are plain sizes.
 Shape = tuple[int, ...]
+
+#: What a computation is given: activations, tensors by role (None: absent), attributes.
+Values = Sequence[torch.Tensor]
+Held = Sequence[torch.Tensor | None]
+Attributes = Mapping[str, Any]
 
 #: Where an activation isn't known to be constant, its constant is NaN.
 UNKNOWN = float("nan")
@@ -168,19 +176,15 @@ class Rule:
         """About how many elements are held for one sample besides inputs and output."""
         return 0
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """The output, from the inputs, the tensors by role and the attributes."""
         raise NotImplementedError
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """The same on tensors without values, in a time that doesn't depend on their sizes."""
         return self.compute(x, tensors, a)
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         """The stock layer that computes the same, without values; None: there is none."""
         return None
 

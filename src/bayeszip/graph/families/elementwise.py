@@ -1,7 +1,7 @@
 """Operators that treat each element by itself, or with the one at the same place."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Attributes, Held, Rule, Shape, Site, Values
 from bayeszip.graph.lowering import Call, Lower, Lowering
 from bayeszip.graph.state import DTYPES
 from bayeszip.operators import AttributeValue
@@ -54,9 +54,7 @@ class Elementwise(Rule):
         aligned = [(1,) * (rank - len(shape)) + shape for shape in inputs]
         return tuple(_broadcast(node, sizes, inputs) for sizes in zip(*aligned, strict=True))
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """On one element of each: types and numbers are all that can be wrong."""
         shape = torch.broadcast_shapes(*(each.shape for each in x))
         own = [None if each is None else _one(each.dtype) for each in tensors]
@@ -104,27 +102,21 @@ class Unary(Elementwise):
     def constants(self, site: Site) -> np.ndarray:
         return self._constant(site.inputs[0].constants, *(site.node.attributes[name] for name in self._attributes))
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x[0], *(a[name] for name in self._attributes))
 
 
 class Scalar(Unary):
     """A value and a number, which is whole where the value is and it can be."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return _with_number(self._function, x[0], a[self._attributes[0]])
 
 
 class Clamp(Unary):
     """Between two numbers, each of which may be infinite."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         value = x[0]
         for function, bound in ((torch.clamp_min, a["min"]), (torch.clamp_max, a["max"])):
             value = _with_number(function, value, bound) if math.isfinite(bound) else value
@@ -142,18 +134,14 @@ class Compared(Elementwise):
     def __init__(self, function: Callable[..., torch.Tensor]) -> None:
         self._function = function
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x, a)
 
 
 class Cast(Elementwise):
     """To another type: a floating-point one stands for the one that the network computes in."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return cast(x[0], tensors, a["dtype"])
 
 
@@ -184,9 +172,7 @@ class Binary(Elementwise):
         # Nothing times zero is nothing, whatever the other is.
         return np.where((first == 0) | (second == 0), 0.0, result) if self._zero_wins else result
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x[0], x[1])
 
 
@@ -206,12 +192,10 @@ class PReLU(Elementwise):
             raise ModelError(f"prelu: slopes of shape {slopes} don't fit a value of shape {shape}")
         return shape
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.prelu(x[0], tensors[0].view(-1))  # type: ignore[union-attr]
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         return nn.PReLU((shapes[0] or (0,))[0], device="meta")
 
     def couple(self, site: Site, atoms: Atoms) -> None:

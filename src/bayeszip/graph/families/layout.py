@@ -1,16 +1,29 @@
 """Operators that move elements without changing them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Attributes,
+    Held,
+    Rule,
+    Shape,
+    Site,
+    Value,
+    Values,
+    dimension,
+    extent,
+    ints,
+    spread,
+)
 from bayeszip.graph.families.elementwise import cast
 from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
 from bayeszip.operators import AttributeValue
@@ -32,9 +45,7 @@ class Input(Rule):
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return (-1, *ints(node, "shape"))
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         if tuple(x[0].shape[1:]) != a["shape"]:
             raise ValueError(f"the network takes inputs of shape (batch, *{a['shape']}), not {tuple(x[0].shape)}")
         return cast(x[0], tensors, a["dtype"]) if tensors else x[0]
@@ -50,9 +61,7 @@ class Flatten(Rule):
             raise ModelError(f"flatten: start_dim {first} lies behind end_dim {last}")
         return (*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return torch.flatten(x[0], a["start_dim"], a["end_dim"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -70,9 +79,7 @@ class Reshape(Rule):
             raise ModelError("reshape keeps the first dimension, but there is none")
         return _filled(node, inputs[0], (inputs[0][0], *ints(node, "shape")), free=slice(1, None))
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].reshape(x[0].shape[0], *a["shape"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -96,9 +103,7 @@ class View(Rule):
             raise ModelError(f"view: {_elements(shape)} elements don't fit into shape {asked}")
         return asked
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].reshape([-1 if size < 0 else size for size in a["shape"]])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -123,9 +128,7 @@ class Expand(Rule):
             raise ModelError(f"expand: a value of shape {inputs[1]} doesn't tell the batch size")
         return asked
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         batch = x[1].shape[0]
         return x[0].expand([-size * batch if size < 0 else size for size in a["shape"]])
 
@@ -156,9 +159,7 @@ class Permute(Rule):
             raise ModelError(f"permute: {dims} is not an order of {len(shape)} dimensions")
         return tuple(shape[dim] for dim in dims)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].permute(a["dims"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -180,9 +181,7 @@ class Concat(Rule):
             raise ModelError(f"concat: shapes {', '.join(map(str, inputs))} don't fit along dimension {dim}")
         return (*inputs[0][:dim], sum(sizes), *inputs[0][dim + 1 :])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return torch.cat(list(x), a["dim"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -216,9 +215,7 @@ class Slice(Rule):
             raise ModelError(f"slice: {start} to {end} is not a stretch of dimension {dim} of shape {shape}")
         return (*shape[:dim], end - start, *shape[dim + 1 :])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].narrow(a["dim"], a["start"], a["end"] - a["start"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -252,9 +249,7 @@ class Select(Rule):
             raise ModelError(f"select: there is no index {self._index(node)} in dimension {dim} of shape {shape}")
         return _without(shape, dim, keep=False)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].select(a["dim"], a["index"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
@@ -289,14 +284,10 @@ class Take(Rule):
             raise ModelError(f"take: numbers of shape {places} can't pick from dimension {dim} of shape {shape}")
         return (*shape[:dim], places[0], *shape[dim + 1 :])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].index_select(a["dim"], x[1])
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         if x[1].dtype not in (torch.int64, torch.int32):
             raise ModelError(f"take picks by whole numbers, not by {x[1].dtype}")
         return self.compute(x, tensors, a)
@@ -335,14 +326,10 @@ class Pad(Rule):
             result[dim] += before + after
         return tuple(result)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.pad(x[0], a["amounts"], a["mode"], a["value"] if a["mode"] == "constant" else None)
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """With a few real elements too: not every type has all modes, or can hold the value."""
         space = max(1, x[0].ndim - 2)
         few = torch.ones((1, 1) + (2,) * space, dtype=x[0].dtype)

@@ -1,8 +1,7 @@
 """Normalization: batch and instance norm channel by channel, group norm group by group, layer norm over all."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +9,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, along, couple_groups, ints
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Attributes,
+    Held,
+    Rule,
+    Shape,
+    Site,
+    Values,
+    along,
+    couple_groups,
+    ints,
+)
 from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, rank_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
@@ -68,12 +79,10 @@ class InstanceNorm(_ChannelNorm):
             raise ModelError(f"{node.op}: a value of shape {shape} has nothing to normalize over")
         return shape
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.instance_norm(x[0], weight=tensors[0], bias=tensors[1], eps=a["eps"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         if shapes[0] is None or shapes[1] is None:
             return None
         return self._kind(shapes[0][0], eps=a["eps"], affine=True, device="meta")
@@ -91,13 +100,11 @@ class BatchNorm(_ChannelNorm):
             raise ModelError(f"{node.op} can't be applied to a value of shape {shape}")
         return shape
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         weight, bias, mean, variance = tensors
         return F.batch_norm(x[0], mean, variance, weight, bias, eps=a["eps"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         if (shapes[0] is None) != (shapes[1] is None) or shapes[2] is None:
             return None
         return self._kind(shapes[2][0], eps=a["eps"], affine=shapes[0] is not None, device="meta")
@@ -124,12 +131,10 @@ class GroupNorm(_ChannelNorm):
             raise ModelError(f"group_norm: {shape[1]} channels can't form {groups} groups")
         return shape
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.group_norm(x[0], a["groups"], tensors[0], tensors[1], a["eps"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         if shapes[0] is None or shapes[1] is None:
             return None
         return nn.GroupNorm(a["groups"], shapes[0][0], eps=a["eps"], device="meta")
@@ -162,12 +167,10 @@ class LayerNorm(Rule):
             raise ModelError(f"{node.op} over {normalized} can't be applied to a value of shape {shape}")
         return shape
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.layer_norm(x[0], a["shape"], tensors[0], tensors[1], a["eps"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         if shapes[0] is None:
             return None
         return nn.LayerNorm(a["shape"], eps=a["eps"], bias=shapes[1] is not None, device="meta")
@@ -196,12 +199,10 @@ class LayerNorm(Rule):
 class RMSNorm(LayerNorm):
     """The same by the root mean square alone."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.rms_norm(x[0], a["shape"], tensors[0], a["eps"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         return None if shapes[0] is None else nn.RMSNorm(a["shape"], eps=a["eps"], device="meta")
 
 

@@ -1,14 +1,26 @@
 """Pools and interpolation: channels pass through, space changes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, along, elements, ints
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Attributes,
+    Held,
+    Rule,
+    Shape,
+    Site,
+    Values,
+    along,
+    elements,
+    ints,
+)
 from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, rank_of, repeated, shape_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
@@ -44,9 +56,7 @@ class AdaptivePool(_Spatial):
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return _resized(node, inputs[0], ints(node, "output_size"), (self._rank,))
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x[0], a["output_size"])
 
 
@@ -61,15 +71,11 @@ class Interpolation(_Spatial):
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return _resized(node, inputs[0], ints(node, "size"), self._ranks[str(node.attributes["mode"])])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         corners = None if a["mode"].startswith("nearest") else a["align_corners"]
         return F.interpolate(x[0], size=a["size"], mode=a["mode"], align_corners=corners)
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """Whatever the mode, the result looks the same."""
         return x[0].new_empty((*x[0].shape[:2], *a["size"]))
 
@@ -109,9 +115,7 @@ class _Pool(_Spatial):
 class MaxPool(_Pool):
     """The maximum over windows; padding never wins."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         settings = (a["kernel_size"], a["stride"], a["padding"], a["dilation"])
         return self._function(x[0], *settings, ceil_mode=a["ceil_mode"])
 
@@ -119,9 +123,7 @@ class MaxPool(_Pool):
 class AveragePool(_Pool):
     """The mean over windows; padding counts as zeros unless it is told not to."""
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         settings = (a["kernel_size"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"])
         return self._function(x[0], *settings)
 

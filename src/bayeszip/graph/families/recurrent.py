@@ -1,6 +1,6 @@
 """LSTM, GRU and plain recurrent layers: a unit is a row in every gate and a column of the recurrent weight."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,19 @@ import torch
 from torch import fx
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site, Tensor, along, elements
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Attributes,
+    Held,
+    Rule,
+    Shape,
+    Site,
+    Tensor,
+    Values,
+    along,
+    elements,
+)
 from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, is_used, rank_of, shape_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
@@ -50,9 +62,7 @@ class Recurrent(Rule):
         # A step costs something however small it is.
         return inputs[0][1] * (4096 + sum(elements(each) for each in tensors if each is not None))
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         value = x[0].flip(1) if a["reverse"] else x[0]
         weights = [tensor for tensor in tensors if tensor is not None]
         state = value.new_zeros(1, value.shape[0], weights[1].shape[1])
@@ -67,9 +77,7 @@ class Recurrent(Rule):
             result, _ = (torch.rnn_relu if a["activation"] == "relu" else torch.rnn_tanh)(value, state, *settings)
         return result.flip(1) if a["reverse"] else result
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """One step instead of all."""
         result = self.compute([x[0][:, :1]], tensors, a)
         return result if result.ndim == 2 else result.expand(-1, x[0].shape[1], -1)

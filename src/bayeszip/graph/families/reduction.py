@@ -13,10 +13,13 @@ from bayeszip.graph.composed import reduced
 from bayeszip.graph.families.base import (
     UNKNOWN,
     Atoms,
+    Attributes,
+    Held,
     Rule,
     Shape,
     Site,
     Value,
+    Values,
     along,
     dimension,
     elements,
@@ -40,14 +43,10 @@ class Softmax(Rule):
     def __init__(self, function: Callable[[torch.Tensor, int], torch.Tensor], *, floating: bool = True) -> None:
         self._function, self.floating = function, floating
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x[0], a["dim"])
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         _tried(self, x, a)
         return self.compute(x, tensors, a)
 
@@ -76,14 +75,10 @@ class Reduction(Rule):
     def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return elements(inputs[0])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return self._function(x[0], a["dims"], a["keepdim"])
 
-    def rehearse(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         _tried(self, x, a)
         return self.compute(x, tensors, a)
 
@@ -131,9 +126,7 @@ class ArgMax(Reduction):
     def __init__(self) -> None:
         super().__init__("argmax", torch.argmax)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return x[0].argmax(a["dims"][0], a["keepdim"])
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
@@ -153,9 +146,7 @@ class Matmul(Rule):
     def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return elements(output) * extent(inputs[0][-1])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return torch.matmul(x[0], x[1])
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
@@ -202,9 +193,7 @@ class Attention(Rule):
     def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return extent(inputs[1][-2]) * elements(output[:-1])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         if not all(each.is_floating_point() for each in x[:3]):
             raise ModelError("attention reads floating-point numbers")
         mask, scale = x[3] if len(x) > 3 else None, a["scale"] or None

@@ -1,7 +1,6 @@
 """Tensors that are values, or are looked up."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import UNKNOWN, Atoms, Rule, Shape, Site
+from bayeszip.graph.families.base import UNKNOWN, Atoms, Attributes, Held, Rule, Shape, Site, Values
 from bayeszip.graph.lowering import Call, Lower, Lowering
 from bayeszip.tensors import Node
 
@@ -24,9 +23,7 @@ class Stored(Rule):
             raise ModelError(f"{node.op} has no tensor")
         return tensors[0]
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         (tensor,) = tensors
         if tensor is None:
             raise ModelError("a stored value names no tensor")
@@ -57,13 +54,11 @@ class Embedding(Rule):
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return (*inputs[0], tensors[0][1] if tensors[0] else 0)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         padding = a["padding_idx"]
         return F.embedding(x[0], tensors[0], padding if padding >= 0 else None)  # type: ignore[arg-type]
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         rows, columns = shapes[0] or (0, 0)
         padding = a["padding_idx"]
         return nn.Embedding(rows, columns, padding if padding >= 0 else None, device="meta")

@@ -1,7 +1,6 @@
 """Linear layers and convolutions: where units are computed from others, and constants meet biases."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,10 +11,13 @@ from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import (
     UNKNOWN,
     Atoms,
+    Attributes,
     Folded,
+    Held,
     Rule,
     Shape,
     Site,
+    Values,
     along,
     couple_groups,
     elements,
@@ -53,12 +55,10 @@ class Linear(Rule):
     def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return elements(output) * extent(inputs[0][-1])
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return F.linear(x[0], tensors[0], tensors[1])  # type: ignore[arg-type]
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         rows, columns = shapes[0] or (0, 0)
         return nn.Linear(columns, rows, bias=shapes[1] is not None, device="meta")
 
@@ -166,16 +166,14 @@ class Convolution(_Kernel):
                 raise ModelError(f"{node.op}: a value of shape {inputs[0]} can't be padded by {padding} ({mode})")
         return super().shape(node, inputs, tensors)
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         value, padding = x[0], a["padding"]
         if a["padding_mode"] != "zeros":
             around = [amount for each in reversed(padding) for amount in (each, each)]
             value, padding = F.pad(value, around, mode=a["padding_mode"]), 0
         return self._function(value, *tensors, a["stride"], padding, a["dilation"], a["groups"])
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         written, read, *kernel = shapes[0] or (0, 0)
         settings = (a["stride"], a["padding"], a["dilation"], a["groups"])
         options = {"bias": shapes[1] is not None, "padding_mode": a["padding_mode"], "device": "meta"}
@@ -227,13 +225,11 @@ class TransposedConvolution(_Kernel):
             if extra >= max(steps):
                 raise ModelError(f"{node.op}: an output padding of {extra} must be smaller than stride or dilation")
 
-    def compute(
-        self, x: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None], a: Mapping[str, Any]
-    ) -> torch.Tensor:
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         settings = (a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"])
         return self._function(x[0], *tensors, *settings)
 
-    def layer(self, shapes: Sequence[Shape | None], a: Mapping[str, Any]) -> nn.Module | None:
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         read, written, *kernel = shapes[0] or (0, 0)
         settings = (a["stride"], a["padding"], a["output_padding"], a["groups"])
         options = {"bias": shapes[1] is not None, "dilation": a["dilation"], "device": "meta"}
