@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
-from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.onnx import to_onnx
+from bayeszip.graph.soundness import states_inputs
 from bayeszip.loading import read_model
 from bayeszip.models import LeNet5
 from bayeszip.tensors import CompressedModel, QuantizedTensor

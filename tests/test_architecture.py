@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "files", "settings", "schedules", "devices", "processes"},
+    {"operators", "limits", "files", "settings", "schedules", "devices", "processes"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "summary", "loading"},
@@ -36,8 +36,8 @@ ONLY = {
     "models": {"errors"},
     "data": {"errors", "files"},
     "variational": {"errors", "settings", "schedules"},
-    "codec": {"errors", "operators", "tensors"},
-    "graph": {"errors", "operators", "tensors"},
+    "codec": {"errors", "limits", "operators", "tensors"},
+    "graph": {"errors", "limits", "operators", "tensors"},
 }
 #: Training never sees bytes.
 NEVER = {("fitting", "codec"), ("fitting", "quantize"), ("posterior", "codec")}
@@ -48,6 +48,7 @@ NEVER |= {(room, leaf) for room in ("fitting", "result", "ending", "compressing"
 OUTSIDE = {
     "errors": set(),
     "files": set(),
+    "limits": set(),
     "operators": set(),
     "settings": set(),
     "schedules": set(),

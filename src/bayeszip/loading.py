@@ -38,12 +38,12 @@ def load(
         FormatError: the file is damaged or not a `.bayz` file.
         ModelError: it holds tensors only, so `into` is needed; or `into` does not fit.
     """
-    floating = _floating(dtype)
-    model = read_model(path, limits)
+    floating, budget = _floating(dtype), codec.Budget.of(limits)
+    model = read_model(path, budget)
     if into is not None:
-        network = graph.load_into(model, into)
+        network = graph.load_into(model, into, limits=budget)
     elif model.graph is not None:
-        network = graph.to_module(model, floating)
+        network = graph.to_module(model, floating, budget)
     else:
         raise ModelError(
             f"{path} holds tensors without a graph; load it with into= (--into) and a network of its class"
@@ -51,7 +51,7 @@ def load(
     return network.to(device=resolve_device(map_location), dtype=floating)
 
 
-def read_model(path: str | os.PathLike[str], limits: codec.Limits | None = None) -> CompressedModel:
+def read_model(path: str | os.PathLike[str], limits: codec.Limits | codec.Budget | None = None) -> CompressedModel:
     """Decode a file."""
     return codec.decode(read_file(path), limits)
 
@@ -68,20 +68,19 @@ def verify(
     Returns:
         The largest difference from `against`, relative to its largest output.
     """
-    blob = read_file(path)
-    model = codec.decode(blob, limits)
-    description = codec.describe(blob, limits)
+    blob, budget = read_file(path), codec.Budget.of(limits)
+    model, description = codec.inspect(blob, budget)
     if codec.encode(model, description.coder, **description.options) != blob:
         raise FormatError(f"{path} decodes, but encodes to other bytes: it was not written by bayeszip")
     if model.graph is not None:
-        graph.to_module(model)
+        graph.to_module(model, limits=budget)
     if against is None:
         return None
     if model.graph is None:
         raise ModelError(f"{path} holds tensors without a graph, so there is nothing to run against")
     network = graph.plain_copy(against)
     traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
-    found = graph.difference(CompressedModel(graph.from_state(network, {}, traced), traced), model)
+    found = graph.difference(CompressedModel(graph.from_state(network, {}, traced), traced), model, limits=limits)
     if found:
         raise ModelError(
             f"{path} computes something else than {type(network).__name__}: {found}. A file holds quantized weights: "
@@ -96,6 +95,7 @@ def export(
     *,
     dense: bool = False,
     dtype: str | torch.dtype | None = None,
+    limits: codec.Limits | None = None,
 ) -> None:
     """Write the network in a `.bayz` file in another format, by the target's ending: `.onnx` or `.safetensors`.
 
@@ -104,18 +104,20 @@ def export(
             survived (coding.keep_indices).
         dtype: of the floating-point tensors. By default float32 for ONNX; for safetensors as they were, or float32
             where a file of tensors alone doesn't tell.
+        limits: what the file may ask for; see `codec.Limits`.
     """
-    floating = _floating(dtype)
-    model = read_model(path)
+    floating, budget = _floating(dtype), codec.Budget.of(limits)
+    model = read_model(path, budget)
     ending = Path(target).suffix
     if dense and ending != ".safetensors":
         raise OutputError(f"{target}: dense tensors are exported to .safetensors only")
     if ending == ".onnx":
         from bayeszip.graph.onnx import to_onnx
 
-        write_atomically(target, to_onnx(model, floating or torch.float32))
+        write_atomically(target, to_onnx(model, floating or torch.float32, budget))
     elif ending == ".safetensors":
-        tensors = graph.dense_tensors(model) if dense else graph.plain_tensors(model)
+        graph.check_sound(model, budget)
+        tensors = graph.dense_tensors(model, budget) if dense else graph.plain_tensors(model, budget)
         if floating is not None:
             tensors = {name: each.to(floating) if each.is_floating_point() else each for name, each in tensors.items()}
         write_atomically(target, to_safetensors(tensors))

@@ -6,6 +6,7 @@
 `Outline` is what a model is; `Header` is how a file says so, with whatever can be derived left out.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -28,9 +29,9 @@ from bayeszip.codec.syntax import (
     Signed,
     Text,
     Tuple,
-    shown,
 )
-from bayeszip.errors import FormatError, ModelError
+from bayeszip.errors import FormatError, ModelError, shown
+from bayeszip.limits import STEPS_PER_BYTE, Budget
 from bayeszip.operators import OPERATOR_OF_OPCODE, OPERATORS, Attribute, AttributeValue, Operator
 from bayeszip.tensors import (
     MAX_SYMBOLS,
@@ -84,7 +85,8 @@ _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 2**48
 _MOST_ITEMS = 2**16
 _LONGEST_NAME = 1000
-_ALL_NAMES = 2**22
+#: Steps of decoding that a tensor takes whatever its size, a twentieth of a millisecond or so.
+_STEPS_OF_TENSOR = 2**12
 
 HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION, HAS_SCALES = 1, 2, 4, 8, 16
 READS, OWNS = 1, 2
@@ -107,10 +109,7 @@ class TensorOutline:
 
     @property
     def size(self) -> int:
-        size = 1
-        for dimension in self.shape:
-            size *= dimension
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,30 @@ class Outline:
         """The version of the format that can say all this: 2 for grids and scales."""
         grids = any(not isinstance(codebook, bytes) for codebook in self.codebooks)
         return 2 if grids or any(tensor.scale is not None for tensor in self.tensors) else 1
+
+    def charge(self, budget: Budget, size: int) -> None:
+        """Take what a file of `size` bytes asks for from a budget, before any of it is decoded.
+
+        Empty dimensions count as one: a shape of (2⁴⁰, 0) holds nothing, but says something large.
+        """
+        every = [*self.tensors, *(tensor.scale for tensor in self.tensors if tensor.scale is not None)]
+        budget.charge("elements", sum(math.prod(max(1, each) for each in tensor.shape) for tensor in every))
+        budget.charge("memory", self.memory)
+        used: set[int] = set()
+        for tensor in every:
+            values = self.symbols(tensor)
+            if tensor.codebook in used:
+                budget.charge("codebooks", values)
+            elif tensor.codebook is not None:
+                used.add(tensor.codebook)
+        steps = sum(_STEPS_OF_TENSOR + tensor.size * self._steps(tensor) for tensor in every)
+        budget.charge("work", max(0, steps - STEPS_PER_BYTE * size))
+
+    def _steps(self, tensor: TensorOutline) -> int:
+        """What decoding an element takes: eight decisions a raw byte, some levels of a tree for a symbol."""
+        if tensor.dtype is not None:
+            return 8 * self.itemsize(tensor)
+        return 2 + self.symbols(tensor).bit_length() // 2
 
     def itemsize(self, tensor: TensorOutline) -> int:
         if tensor.dtype is not None:
@@ -400,19 +423,22 @@ STEP = Record(
     },
 )
 
+_STEPS = Many("nodes", STEP, _MOST_ITEMS, "nodes", lambda step: max(1, len(step.inputs or ())))
+_OUTPUTS = Many("outputs", Number("output"), charged="nodes")
+
 HEADER = Record(
     Header,
     {
         "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION | HAS_SCALES),
         "option": lambda header: Number("option of the coder") if header.flags & HAS_OPTION else None,
         "original": lambda header: Number("original parameters") if header.flags & HAS_ORIGINAL else None,
-        "layers": Many("layers", LAYER, _MOST_ITEMS),
+        "layers": Many("layers", LAYER, _MOST_ITEMS, "tensors", lambda layer: len(_members(layer.head))),
         "kinds": lambda header: _Runs(sum(len(_members(layer.head)) for layer in header.layers)),
         "scales": lambda header: _Runs(sum(_may_scale(header))) if header.flags & HAS_SCALES else None,
         "codebooks": lambda header: Tuple((CODEBOOK,) * _codebook_count(header.kinds, header.scales or ())),
-        "steps": lambda header: Many("nodes", STEP, _MOST_ITEMS) if header.flags & HAS_GRAPH else None,
+        "steps": lambda header: _STEPS if header.flags & HAS_GRAPH else None,
         "inputs": lambda header: Number("inputs of the graph", _MOST_ITEMS) if header.flags & HAS_ENDS else None,
-        "outputs": lambda header: Many("outputs", Number("output")) if header.flags & HAS_ENDS else None,
+        "outputs": lambda header: _OUTPUTS if header.flags & HAS_ENDS else None,
     },
 )
 
@@ -759,7 +785,8 @@ def read_outline(source: Reader, version: int = 1) -> Outline:
     header = HEADER.read(source)
     if version < 2 and (header.flags & HAS_SCALES or any(book.extent is not None for book in header.codebooks)):
         raise InvalidField(f"the file has grids or scales, which version {version} lacks")
-    tensors = tuple(_tensors(header))
+    source.budget.charge("nodes", header.inputs or 0)
+    tensors = tuple(_tensors(header, source.budget))
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise DuplicateName("two tensors have the same name")
     outline = Outline(
@@ -787,10 +814,10 @@ def read_outline(source: Reader, version: int = 1) -> Outline:
     return outline
 
 
-def _tensors(header: Header) -> Iterator[TensorOutline]:
+def _tensors(header: Header, budget: Budget) -> Iterator[TensorOutline]:
     """The tensors, with their scales."""
     scales = (scale for scale, length in header.scales or () for _ in range(length))
-    for tensor, may_scale in zip(_unscaled(header), _may_scale(header), strict=True):
+    for tensor, may_scale in zip(_unscaled(header, budget), _may_scale(header), strict=True):
         scale = next(scales, 0) if may_scale else 0
         if scale:
             codebook, axis = divmod(scale - 1, 2)
@@ -801,16 +828,14 @@ def _tensors(header: Header) -> Iterator[TensorOutline]:
         yield tensor
 
 
-def _unscaled(header: Header) -> Iterator[TensorOutline]:
+def _unscaled(header: Header, budget: Budget) -> Iterator[TensorOutline]:
     kinds = (kind for kind, length in header.kinds for _ in range(length))
-    previous, chain, letters = "", None, 0
+    previous, chain = "", None
     for layer in header.layers:
         prefix = _name(layer, previous)
-        letters += len(prefix)
-        if letters > _ALL_NAMES:
-            raise InvalidField(f"the names of all layers have more than {_ALL_NAMES} letters")
         shape = _shape(layer, chain)
         roles = _members(layer.head)
+        budget.charge("names", len(roles) * len(prefix.encode()) + sum(len(role or "") + 1 for role in roles))
         for role in roles:
             kind = next(kinds)
             yield TensorOutline(
@@ -845,10 +870,7 @@ def _shape(layer: Layer, chain: int | None) -> tuple[int, ...]:
     else:
         place = min(1, len(layer.dimensions))
         shape = (*layer.dimensions[:place], chain, *layer.dimensions[place:])
-    elements = 1
-    for dimension in shape:
-        elements *= max(dimension, 1)
-    if elements > _MOST_ELEMENTS:
+    if math.prod(max(dimension, 1) for dimension in shape) > _MOST_ELEMENTS:
         raise InvalidField(f"a tensor of shape {shown(shape)} is larger than any file may hold")
     return shape
 

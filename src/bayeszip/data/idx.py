@@ -52,6 +52,8 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
             return _read_values(stream, path, dtype, shape)
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path} is not a sound {path.suffix} file: {error}") from error
+    except (MemoryError, ValueError) as error:  # too much for this machine; a path that is none
+        raise DataError(f"{path} can't be read: {str(error) or 'there is not enough memory'}") from error
     except EOFError as error:
         raise DataError(f"{path} is truncated: its compressed data end too early") from error
     except FileNotFoundError as error:
@@ -97,6 +99,8 @@ def _compression_hint(magic: bytes) -> str:
 
 def _read_values(stream: io.BufferedIOBase, path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     expected = math.prod(shape) * dtype.itemsize
+    if not expected and math.prod(max(1, size) for size in shape) > _MAX_BYTES:
+        raise DataError(f"{path} is empty, but claims sizes of {' × '.join(map(str, shape))}")
     described = f"its header promises {' × '.join(map(str, shape))} values of {dtype.itemsize} bytes"
     if expected > _MAX_BYTES:
         raise DataError(f"{path} is too large: {described}, {expected:,} bytes; {_MAX_BYTES:,} are allowed")

@@ -7,6 +7,7 @@ from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.ordering import order_units
 from bayeszip.graph.plain import plain_copy, unwrapped_names
 from bayeszip.graph.proof import difference, prove_same
+from bayeszip.graph.soundness import check_sound
 from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.graph.trace import UntraceableModel, trace
@@ -15,6 +16,7 @@ __all__ = [
     "FLOATING",
     "UnknownOperator",
     "UntraceableModel",
+    "check_sound",
     "dense_state",
     "dense_tensors",
     "difference",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bayeszip.graph.liveness import shapes, states_inputs
+from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
 
 __all__ = ["order_units"]

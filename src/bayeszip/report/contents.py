@@ -13,6 +13,7 @@ from bayeszip.codec import Description, TensorDescription
 from bayeszip.errors import DataError
 from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
+from bayeszip.graph import check_sound
 from bayeszip.graph.indices import is_index, surviving
 from bayeszip.graph.storable import parameter_count
 from bayeszip.operators import BUFFER_ROLES, OPERATORS
@@ -151,15 +152,23 @@ class Contents:
                     yield Point("this file", self.description.bytes, 100 * accuracy, "file", measured)
 
 
-def gather(file: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Contents:
+def gather(
+    file: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    limits: codec.Limits | None = None,
+) -> Contents:
     """Read a file, and the folder of the run that made it.
+
+    Args:
+        limits: what the file may ask for; see `codec.Limits`.
 
     Raises:
         FormatError: the file is damaged or not a `.bayz` file.
         DataError: the folder holds no record, or that of another file.
     """
-    blob = read_file(file)
-    model, description = codec.inspect(blob)
+    blob, budget = read_file(file), codec.Budget(limits)
+    model, description = codec.inspect(blob, budget)
+    check_sound(model, budget)
     run = None if folder is None else _run_of(file, blob, Path(folder))
     network, shapes = _known_network(description)
     if run is not None and run.snapshots.shapes:

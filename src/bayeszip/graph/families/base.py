@@ -1,4 +1,4 @@
-"""The words the rules speak: shapes with a free batch size, coordinates and their atoms, constants.
+"""What is said about an operator, and in which words: shapes with a free batch size, coordinates, atoms, constants.
 
 A value of shape (batch, 20, 12, 12) has 20 + 12 + 12 *coordinates* besides the batch. Coordinates that can only be
 removed together (a channel before and after ReLU, on both sides of a residual sum, the row of the weight that
@@ -6,10 +6,14 @@ computes it) form an *atom*. An atom leaves the network as a whole or not at all
 without in any case is *pinned*.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import nn
 
 from bayeszip.errors import ModelError
 from bayeszip.operators import AttributeValue
@@ -18,15 +22,19 @@ from bayeszip.tensors import Node
 __all__ = [
     "UNKNOWN",
     "Atoms",
+    "Attributes",
     "Folded",
+    "Held",
     "Rule",
     "Shape",
     "Site",
     "Tensor",
     "Value",
+    "Values",
     "along",
     "couple_groups",
     "dimension",
+    "elements",
     "extent",
     "ints",
     "spread",
@@ -35,6 +43,11 @@ __all__ = [
 
 #: A dimension of −k is k times the batch size; other dimensions are plain sizes.
 Shape = tuple[int, ...]
+
+#: What a computation is given: activations, tensors by role (None: absent), attributes.
+Values = Sequence[torch.Tensor]
+Held = Sequence[torch.Tensor | None]
+Attributes = Mapping[str, Any]
 
 #: Where an activation isn't known to be constant, its constant is NaN.
 UNKNOWN = float("nan")
@@ -138,14 +151,42 @@ class Atoms:
 
 
 class Rule:
-    """What an operator does to shapes, atoms, constants and liveness.
+    """An operator: the shapes it takes, what it computes, and what it does to atoms, constants and liveness.
 
     What a subclass leaves out is safe: everything around the node is pinned and nothing is known about its output.
     """
 
+    #: Roles that a node may leave empty.
+    optional: ClassVar[tuple[str, ...]] = ()
+    #: Whether its inputs and tensors must be floating-point numbers, all of one type.
+    floating = False
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        """Refuse, by a ModelError, tensors and attributes that no input could make fit."""
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         """The shape of the output; ModelError if the operator can't be applied to these shapes."""
         raise NotImplementedError
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        """About how many multiplications one sample takes."""
+        return elements(output)
+
+    def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        """About how many elements are held for one sample besides inputs and output."""
+        return 0
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        """The output, from the inputs, the tensors by role and the attributes."""
+        raise NotImplementedError
+
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        """The same on tensors without values, in a time that doesn't depend on their sizes."""
+        return self.compute(x, tensors, a)
+
+    def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
+        """The stock layer that computes the same, without values; None: there is none."""
+        return None
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         """Join the coordinates that go together; pin those that must stay."""
@@ -190,6 +231,11 @@ def couple_groups(before: np.ndarray, after: np.ndarray, groups: int, atoms: Ato
     leaders = before[:: len(before) // groups]
     atoms.join(before, np.repeat(leaders, len(before) // groups))
     atoms.join(after, np.repeat(leaders, len(after) // groups))
+
+
+def elements(shape: Shape) -> int:
+    """How many elements a value has, for a batch of one."""
+    return math.prod(map(abs, shape))
 
 
 def extent(size: int) -> int:

@@ -5,25 +5,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import UNKNOWN, Atoms, Rule, Shape, Site, Value, dimension, extent, ints, spread
+from bayeszip.graph.families.base import (
+    UNKNOWN,
+    Atoms,
+    Attributes,
+    Held,
+    Rule,
+    Shape,
+    Site,
+    Value,
+    Values,
+    dimension,
+    extent,
+    ints,
+    spread,
+)
+from bayeszip.graph.families.elementwise import cast
+from bayeszip.graph.lowering import Call, Lower, Lowered, Lowering, listed, rank_of, shape_of
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Node
 
-__all__ = [
-    "Concat",
-    "Expand",
-    "Flatten",
-    "Input",
-    "Pad",
-    "Permute",
-    "Reshape",
-    "Select",
-    "Slice",
-    "Take",
-    "View",
-]
+__all__ = ["ATEN", "OPERATORS"]
 
 #: Larger activations than this are not expanded to follow their constants; they count as unknown.
 _LARGEST_EXPANSION = 2**24
@@ -32,8 +38,17 @@ _LARGEST_EXPANSION = 2**24
 class Input(Rule):
     """A network input: its coordinates stay."""
 
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        if min(ints(node, "shape"), default=1) < 1:
+            raise ModelError(f"an input can't have the shape {ints(node, 'shape')}")
+
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         return (-1, *ints(node, "shape"))
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        if tuple(x[0].shape[1:]) != a["shape"]:
+            raise ValueError(f"the network takes inputs of shape (batch, *{a['shape']}), not {tuple(x[0].shape)}")
+        return cast(x[0], tensors, a["dtype"]) if tensors else x[0]
 
 
 class Flatten(Rule):
@@ -46,6 +61,9 @@ class Flatten(Rule):
             raise ModelError(f"flatten: start_dim {first} lies behind end_dim {last}")
         return (*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
 
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return torch.flatten(x[0], a["start_dim"], a["end_dim"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
 
@@ -57,7 +75,12 @@ class Reshape(Rule):
     """The elements in the same order under another shape, the batch dimension kept."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        if not inputs[0]:
+            raise ModelError("reshape keeps the first dimension, but there is none")
         return _filled(node, inputs[0], (inputs[0][0], *ints(node, "shape")), free=slice(1, None))
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].reshape(x[0].shape[0], *a["shape"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
@@ -80,6 +103,9 @@ class View(Rule):
             raise ModelError(f"view: {_elements(shape)} elements don't fit into shape {asked}")
         return asked
 
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].reshape([-1 if size < 0 else size for size in a["shape"]])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         couple_reshape(site.inputs[0], site.output, atoms)
 
@@ -98,7 +124,13 @@ class Expand(Rule):
         aligned = (1,) * (len(asked) - len(shape)) + shape
         if len(aligned) != len(asked) or any(one not in (1, other) for one, other in zip(aligned, asked, strict=True)):
             raise ModelError(f"expand: a value of shape {shape} can't be brought to {asked}")
+        if not inputs[1] or (min(asked) < 0 and inputs[1][0] != -1):
+            raise ModelError(f"expand: a value of shape {inputs[1]} doesn't tell the batch size")
         return asked
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        batch = x[1].shape[0]
+        return x[0].expand([-size * batch if size < 0 else size for size in a["shape"]])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         source, skipped = site.inputs[0], len(site.output.shape) - len(site.inputs[0].shape)
@@ -127,6 +159,9 @@ class Permute(Rule):
             raise ModelError(f"permute: {dims} is not an order of {len(shape)} dimensions")
         return tuple(shape[dim] for dim in dims)
 
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].permute(a["dims"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         for target, dim in enumerate(ints(site.node, "dims")):
             atoms.join(site.inputs[0].coordinates[dim], site.output.coordinates[target])
@@ -145,6 +180,9 @@ class Concat(Rule):
         if len(rests) != 1 or len(sizes) != len(inputs) or min(sizes) < 0:
             raise ModelError(f"concat: shapes {', '.join(map(str, inputs))} don't fit along dimension {dim}")
         return (*inputs[0][:dim], sum(sizes), *inputs[0][dim + 1 :])
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return torch.cat(list(x), a["dim"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         along_dim = dimension(site.node, "dim", len(site.output.shape))
@@ -177,6 +215,9 @@ class Slice(Rule):
             raise ModelError(f"slice: {start} to {end} is not a stretch of dimension {dim} of shape {shape}")
         return (*shape[:dim], end - start, *shape[dim + 1 :])
 
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].narrow(a["dim"], a["start"], a["end"] - a["start"])
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         (start, end), dim = self._bounds(site.node), dimension(site.node, "dim", len(site.output.shape))
         for position, (one, other) in enumerate(zip(site.inputs[0].coordinates, site.output.coordinates, strict=True)):
@@ -207,6 +248,9 @@ class Select(Rule):
         if not 0 <= self._index(node) < shape[dim]:
             raise ModelError(f"select: there is no index {self._index(node)} in dimension {dim} of shape {shape}")
         return _without(shape, dim, keep=False)
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].select(a["dim"], a["index"])
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         dim = dimension(site.node, "dim", len(site.inputs[0].shape))
@@ -240,6 +284,14 @@ class Take(Rule):
             raise ModelError(f"take: numbers of shape {places} can't pick from dimension {dim} of shape {shape}")
         return (*shape[:dim], places[0], *shape[dim + 1 :])
 
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].index_select(a["dim"], x[1])
+
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        if x[1].dtype not in (torch.int64, torch.int32):
+            raise ModelError(f"take picks by whole numbers, not by {x[1].dtype}")
+        return self.compute(x, tensors, a)
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         source, dim = site.inputs[0], dimension(site.node, "dim", len(site.output.shape))
         atoms.pin(source.coordinates[dim], site.output.coordinates[dim], *site.inputs[1].coordinates)
@@ -259,15 +311,31 @@ class Pad(Rule):
     """More elements at the ends of the last dimensions; those dimensions stay as they are."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        (shape,), amounts = inputs, ints(node, "amounts")
+        (shape,), amounts, mode = inputs, ints(node, "amounts"), node.attributes["mode"]
         if len(amounts) % 2 or len(amounts) > 2 * len(shape):
             raise ModelError(f"pad: {amounts} doesn't fit a value of shape {shape}")
+        if mode != "constant" and (len(amounts) // 2 + 2 != len(shape) or len(shape) not in (3, 4, 5)):
+            raise ModelError(f"pad: {mode} needs amounts for all of {shape} but the first two, not {amounts}")
+        most = {"reflect": lambda size: size - 1, "circular": lambda size: size}.get(str(mode))
         result = list(shape)
         for dim, before, after in self._padded(node, len(shape)):
             if shape[dim] < 0 or shape[dim] + before + after < 1:
                 raise ModelError(f"pad: dimension {dim} of shape {shape} can't be padded by {before} and {after}")
+            if (most and max(before, after) > most(shape[dim])) or min(before, after) < -shape[dim]:
+                raise ModelError(f"pad: dimension {dim} of shape {shape} can't give {before} and {after} ({mode})")
             result[dim] += before + after
         return tuple(result)
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return F.pad(x[0], a["amounts"], a["mode"], a["value"] if a["mode"] == "constant" else None)
+
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        """With a few real elements too: not every type has all modes, or can hold the value."""
+        space = max(1, x[0].ndim - 2)
+        few = torch.ones((1, 1) + (2,) * space, dtype=x[0].dtype)
+        if a["mode"] == "constant" or not few.is_floating_point():
+            self.compute([few], (), {**a, "amounts": (1, 1) * space})
+        return self.compute(x, tensors, a)
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         padded = {dim for dim, _, _ in self._padded(site.node, len(site.output.shape))}
@@ -436,3 +504,207 @@ def _product(shape: Shape) -> int:
 
 def _elements(shape: Shape) -> str:
     return "×".join("batch" if size == -1 else f"{-size}·batch" if size < 0 else str(size) for size in shape)
+
+
+OPERATORS: dict[str, Rule] = {
+    "input": Input(),
+    "flatten": Flatten(),
+    "reshape": Reshape(),
+    "view": View(),
+    "expand": Expand(),
+    "permute": Permute(),
+    "concat": Concat(),
+    "slice": Slice(),
+    "select": Select(),
+    "take": Take(),
+    "pad": Pad(),
+}
+
+
+# ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lower_pad(mode: str | None = None) -> Lower:
+    def lower(lowering: Lowering, call: Call) -> int:
+        amounts = call["pad"] if "pad" in call else call["padding"]
+        if not all(isinstance(each, int) for each in amounts):
+            raise call.unsupported("by an amount that varies")
+        value = (call.get("value", None)) or 0.0
+        return lowering.emit(
+            "pad", [lowering.value(call.source)], amounts=tuple(amounts), mode=mode or call["mode"], value=float(value)
+        )
+
+    return lower
+
+
+def _lower_flatten(lowering: Lowering, call: Call) -> int:
+    dims = rank_of(call.source)
+    if not dims:
+        return _lower_reshape(lowering, call)
+    start, end = call["start_dim"] % dims, call["end_dim"] % dims
+    if start == end:
+        return lowering.value(call.source)
+    return lowering.emit(
+        "flatten", [lowering.value(call.source)], start_dim=start, end_dim=-1 if end == dims - 1 else end
+    )
+
+
+def _lower_reshape(lowering: Lowering, call: Call) -> int:
+    """Another shape, said by the shapes before and after, not by how it was asked for."""
+    before, after = shape_of(call.source), call.shape
+    value = lowering.value(call.source)
+    if before == after:
+        return value
+    if before[:1] == after[:1] == (-1,) and all(size > 0 for size in (*before[1:], *after[1:])):
+        if len(after) == 2:
+            return lowering.emit("flatten", [value])
+        return lowering.emit("reshape", [value], shape=after[1:])
+    return lowering.emit("view", [value], shape=after)
+
+
+def _lower_expand(lowering: Lowering, call: Call) -> int:
+    value = lowering.value(call.source)
+    if shape_of(call.source) == call.shape:
+        return value
+    return lowering.emit("expand", [value, lowering.reference()], shape=call.shape)
+
+
+def _lower_filled(number: float | None) -> Lower:
+    """A tensor of one number whose size depends on the batch: a constant for one sample, repeated."""
+
+    def lower(lowering: Lowering, call: Call) -> int:
+        value = number if number is not None else float(call["fill_value"])
+        sample = torch.full([1 if size < 0 else size for size in call.shape], value, dtype=call.node.meta["val"].dtype)
+        constant = lowering.constant(sample, call.node)
+        return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
+
+    return lower
+
+
+def _lower_permute(lowering: Lowering, call: Call) -> int:
+    rank = rank_of(call.source)
+    order = list(range(rank))
+    if call.name == "permute":
+        order = [dim % rank for dim in call["dims"]]
+    elif call.name in ("movedim", "moveaxis"):
+        order = _lower_moved(order, listed(call["source"]), listed(call["destination"]))
+    elif call.name in ("t", "mT", "numpy_T"):
+        order = order[::-1] if call.name != "mT" else [*order[:-2], *order[:-3:-1]]
+    else:
+        names = ("dim0", "dim1") if "dim0" in call else ("axis0", "axis1")
+        one, other = (call[name] % rank for name in names)
+        order[one], order[other] = order[other], order[one]
+    if order == list(range(rank)):
+        return lowering.value(call.source)
+    return lowering.emit("permute", [lowering.value(call.source)], dims=tuple(order))
+
+
+def _lower_moved(order: list[int], sources: list[int], targets: list[int]) -> list[int]:
+    rank = len(order)
+    placed = {target % rank: source % rank for source, target in zip(sources, targets, strict=True)}
+    rest = iter(dim for dim in order if dim not in placed.values())
+    return [placed[position] if position in placed else next(rest) for position in range(rank)]
+
+
+def _lower_concat(lowering: Lowering, call: Call) -> int:
+    values = [lowering.value(each) for each in call["tensors"]]
+    dim = call["dim"] % len(call.shape)
+    if call.shape[dim] < 0:
+        raise call.unsupported("along the batch")
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _lower_stack(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % len(call.shape)
+    one = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
+    values = [lowering.emit("view", [lowering.value(each)], shape=one) for each in call["tensors"]]
+    return values[0] if len(values) == 1 else lowering.emit("concat", values, dim=dim)
+
+
+def _lower_slice(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if call.shape[dim] == size:
+        return value
+    if size < 0:
+        raise call.unsupported("along the batch")
+    start, end, step = slice(call["start"], call["end"], call["step"]).indices(size)
+    return lowering.sliced(value, dim, start, end) if step == 1 else _lower_every(lowering, call, dim, start, step)
+
+
+def _lower_every(lowering: Lowering, call: Call, dim: int, start: int, step: int) -> int:
+    """Every so many-th coordinate of a dimension: the first of each block of `step`."""
+    value, shape, count = lowering.value(call.source), shape_of(call.source), call.shape[dim]
+    end, size = start + count * step, shape[dim]
+    if end > size:
+        behind = (0, 0) * (len(shape) - 1 - dim)
+        value = lowering.emit("pad", [value], amounts=(*behind, 0, end - size))
+    if start or end < size:
+        value = lowering.sliced(value, dim, start, end)
+    blocks = lowering.emit("view", [value], shape=(*shape[:dim], count, step, *shape[dim + 1 :]))
+    return lowering.emit("select", [blocks], dim=dim + 1, index=0)
+
+
+def _lower_narrow(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0 or not isinstance(call["start"], int):
+        raise call.unsupported("along the batch, or from where a value says")
+    start = call["start"] % max(shape_of(call.source)[dim], 1)
+    return lowering.sliced(lowering.value(call.source), dim, start, start + call["length"])
+
+
+def _lower_select(lowering: Lowering, call: Call) -> int:
+    dim = call["dim"] % rank_of(call.source)
+    size = shape_of(call.source)[dim]
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return lowering.emit("select", [lowering.value(call.source)], dim=dim, index=call["index"] % size)
+
+
+def _lower_split(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % rank_of(call.source)
+    value, start, parts = lowering.value(call.source), 0, []
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("along the batch")
+    for part in call.node.meta["val"]:
+        size = int(part.shape[dim])
+        parts.append(lowering.sliced(value, dim, start, start + size))
+        start += size
+    return tuple(parts)
+
+
+def _lower_unbind(lowering: Lowering, call: Call) -> Lowered:
+    dim = call["dim"] % rank_of(call.source)
+    size, value = shape_of(call.source)[dim], lowering.value(call.source)
+    if size < 0:
+        raise call.unsupported("along the batch")
+    return tuple(lowering.emit("select", [value], dim=dim, index=index) for index in range(size))
+
+
+ATEN: dict[str, Lower] = {
+    "pad": _lower_pad(),
+    "constant_pad_nd": _lower_pad("constant"),
+    **{f"reflection_pad{dims}d": _lower_pad("reflect") for dims in (1, 2, 3)},
+    **{f"replication_pad{dims}d": _lower_pad("replicate") for dims in (1, 2, 3)},
+    "flatten": _lower_flatten,
+    **dict.fromkeys(
+        ("view", "reshape", "unflatten", "_unsafe_view", "squeeze", "unsqueeze", "view_as", "reshape_as"),
+        _lower_reshape,
+    ),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _lower_expand),
+    **dict.fromkeys(("new_zeros", "zeros_like"), _lower_filled(0.0)),
+    **dict.fromkeys(("new_ones", "ones_like"), _lower_filled(1.0)),
+    **dict.fromkeys(("new_full", "full_like"), _lower_filled(None)),
+    **dict.fromkeys(
+        ("permute", "transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "moveaxis"), _lower_permute
+    ),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _lower_concat),
+    "stack": _lower_stack,
+    "slice": _lower_slice,
+    "narrow": _lower_narrow,
+    "select": _lower_select,
+    **dict.fromkeys(
+        ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split"), _lower_split
+    ),
+    "unbind": _lower_unbind,
+}
