@@ -38,6 +38,7 @@ from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
@@ -131,7 +132,7 @@ def compress(
         conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
         terms = start_terms(network, settings.phases, settings.starts)
         close = partial(training.close, closing=settings.closing, teacher=teacher)
-        ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True))
+        ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True), training.renew)
         steering = steering_towards(target, network, teacher, ending, accuracy_before)
         training.fit(network, settings.phases, terms, teacher, steering)
         posterior = Posterior.of(network, terms)
@@ -266,6 +267,11 @@ class _Training:
         symbols = {name: torch.from_numpy(tensor.symbols.astype(np.int32)) for name, tensor in quantized.items()}
         self.engine.check_alike(symbols, "quantization")
         self.fit(shared, (closing,), teacher=teacher)
+        self.engine.level_buffers(network)
+
+    def renew(self, network: nn.Module) -> None:
+        """Take the statistics of batch norms anew."""
+        renew_statistics(network, self.data.batches)
         self.engine.level_buffers(network)
 
     def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:

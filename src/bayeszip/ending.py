@@ -40,6 +40,7 @@ class Ending:
         examples: its inputs, to trace it with.
         close: trains the shared values of a network with these symbols; None: they stay as they are.
         accuracy: of the network that a file holds; None: it is not asked for.
+        renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
     """
 
@@ -48,6 +49,7 @@ class Ending:
     settings: Recipe
     close: Callable[[nn.Module, Mapping[str, QuantizedTensor], SharedValues], None] | None
     accuracy: Callable[[nn.Module], float | None]
+    renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
 
     def form(self, network: nn.Module) -> Form:
@@ -60,6 +62,7 @@ class Ending:
         """Leaves `network` as it is, unless `in_place`, so that other symbols can be tried."""
         network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
+        self._renew(network)
         snapped = self.accuracy(network)
         quantized = self._with_trained_values(network, quantized)
         form = self.form(network)
@@ -98,7 +101,12 @@ class Ending:
         codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
         quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
         write_weights(network, quantized)
+        self._renew(network)
         return quantized
+
+    def _renew(self, network: nn.Module) -> None:
+        if self.renew is not None:
+            self.renew(network)
 
 
 def steering_towards(

@@ -18,6 +18,9 @@ from bayeszip.variational import check_materialized
 
 __all__ = ["pack"]
 
+#: Everything but the weights is kept bit for bit.
+AS_IT_IS = Coding(norms="keep")
+
 #: Types of 16 bits.
 _SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -62,12 +65,12 @@ def pack(
     }
     if network is None:
         kept = {name: quantized.get(name) or graph.to_raw(tensor, name) for name, tensor in tensors.items()}
-        result = coded(CompressedModel(kept), coding or Coding(), None)
+        result = coded(CompressedModel(kept), coding or AS_IT_IS, None)
         return dataclasses.replace(result, moved=_moved(tensors, quantized))
     moved = _moved(tensors, quantized)
     write_weights(network, quantized)
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    return dataclasses.replace(Form(network, inputs, coding or Coding()).code(quantized), moved=moved)
+    return dataclasses.replace(Form(network, inputs, coding or AS_IT_IS).code(quantized), moved=moved)
 
 
 def _moved(tensors: Mapping[str, Tensor], quantized: Mapping[str, QuantizedTensor]) -> float:

@@ -13,6 +13,7 @@ within an error that no weight may exceed, `stepped` to a grid; or all together,
 smallest file at a given error of the whole.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,7 +25,15 @@ from bayeszip import codec
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
-from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, QuantizedTensor, UniformGrid
+from bayeszip.tensors import (
+    MAX_LOG_SYMBOLS,
+    MAX_SYMBOLS,
+    CompressedModel,
+    LogGrid,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+)
 from bayeszip.variational import GaussianMixture
 
 __all__ = [
@@ -36,12 +45,16 @@ __all__ = [
     "fit_mixture",
     "quantize",
     "round_codebook",
+    "round_norms",
     "share_anew",
     "stepped",
     "trim",
 ]
 
 _CHUNK = 2**20
+
+#: A step over the root mean square of what rounding to it moves.
+_SPREAD = math.sqrt(12)
 
 #: Share of the squared error by which more of it makes no difference, and that of an output's error.
 LOST = 0.01
@@ -281,6 +294,73 @@ def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> 
         chosen = _cheapest(ratio, nearest, price, _bits_of_multiples(chosen, low, high))
     symbols = np.where(chosen < 0, -2 * chosen - 1, 2 * chosen)
     return QuantizedTensor.on_grid(symbols, UniformGrid(step, max(int(symbols.max(initial=0)), 1) + 1))
+
+
+def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: float) -> CompressedModel:
+    """The scales of weights on one logarithmic grid, and what norms hold on grids of their own.
+
+    A factor moves by `error` of itself, a shift by `error` of the deviation of what it is added to (root mean squares);
+    0 moves nothing.
+
+    Args:
+        deviations: by the name of a shift, as `graph.fold_norms` gives them.
+    """
+    if not error:
+        return model
+    scales = [tensor.scale for tensor in model.tensors.values() if isinstance(tensor, QuantizedTensor)]
+    factors = [scale.dequantize() for scale in scales if scale is not None and scale.grid is None]
+    grid = _log_grid(np.concatenate(factors), error) if factors else None
+    own = {name: _log_grid(_raw(model, name), error) for name in _weights_of_norms(model, deviations)}
+    rounded: dict[str, QuantizedTensor | RawTensor] = {}
+    for name, tensor in model.tensors.items():
+        rounded[name] = tensor
+        if isinstance(tensor, QuantizedTensor):
+            if grid is not None and tensor.scale is not None and tensor.scale.grid is None:
+                rounded[name] = replace(tensor, scale=_on_log_grid(tensor.scale.dequantize(), grid))
+        elif (of_norm := own.get(name)) is not None:
+            rounded[name] = _on_log_grid(tensor.values, of_norm)
+        elif name in deviations and _is_vector(tensor):
+            rounded[name] = stepped(tensor.values, _SPREAD * error * (deviations[name] or 1.0))
+    return replace(model, tensors=rounded)
+
+
+def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:
+    """Those of norms that are still there."""
+    nodes = model.graph.nodes if model.graph is not None else ()
+    named = [node.tensors[:2] for node in nodes if "_norm" in node.op]
+    found = dict.fromkeys(str(weight) for weight, bias in named if weight is not None and bias in deviations)
+    return [name for name in found if _is_vector(model.tensors[name])]
+
+
+def _is_vector(tensor: QuantizedTensor | RawTensor) -> bool:
+    return isinstance(tensor, RawTensor) and tensor.dtype == "float32" and tensor.size > 0
+
+
+def _raw(model: CompressedModel, name: str) -> np.ndarray:
+    tensor = model.tensors[name]
+    return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.values
+
+
+def _log_grid(values: np.ndarray, error: float) -> LogGrid | None:
+    """A grid of even ratios from the least to the largest magnitude; None if it would be too long, or has no use."""
+    sizes = np.abs(values[values != 0]).astype(np.float64)
+    if not sizes.size:
+        return None
+    ratio = float(np.float32(1 + _SPREAD * error))
+    count = 1 + math.ceil(math.log(sizes.max() / sizes.min()) / math.log(ratio))
+    signed = bool((values < 0).any())
+    size = 1 + max(1, count) * (2 if signed else 1)
+    return LogGrid(float(np.float32(sizes.min())), ratio, size, signed) if size <= MAX_LOG_SYMBOLS else None
+
+
+def _on_log_grid(values: np.ndarray, grid: LogGrid) -> QuantizedTensor:
+    """Each value by the nearest of the grid in ratio."""
+    with np.errstate(divide="ignore"):
+        steps = np.log(np.abs(values.astype(np.float64)) / grid.base) / math.log(grid.ratio)
+    places = np.clip(np.rint(steps), 0, (grid.size - 1) // (2 if grid.signed else 1) - 1)
+    places = np.where(values == 0, 0, places).astype(np.int64)
+    symbols = 2 * places + np.where(values < 0, 1, 2) if grid.signed else places + 1
+    return QuantizedTensor.on_grid(np.where(values == 0, 0, symbols), grid)
 
 
 def _bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray:

@@ -34,6 +34,17 @@ class Coding:
     widths_multiple_of: int = setting(
         1, "leave layers as wide as a multiple of this, for hardware that likes it", at_least(1)
     )
+    norms: str = setting(
+        "fold",
+        "batch norms: folded into a scale and a bias for each channel, or kept (as with keep_indices)",
+        choice("fold", "keep"),
+    )
+    norm_error: float = setting(
+        0.004,
+        "how far norms' factors and shifts move when they are rounded: a share of themselves, or of the deviation of "
+        "what is shifted (0: not at all)",
+        between(0, 0.5),
+    )
     keep_indices: bool = setting(False, "store which units survived, so that the original shapes can be restored")
 
     def __post_init__(self) -> None:

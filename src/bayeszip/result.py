@@ -12,6 +12,7 @@ from bayeszip.errors import ModelError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats
 from bayeszip.graph.storable import parameter_count
+from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
@@ -128,26 +129,33 @@ class Form:
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
         coder, options = coder_of(self._coding)
-        return codec.measure(self._without_dead_units(self._whole(quantized)), coder, **options)
+        return codec.measure(self._rounded(*self._small(self._whole(quantized))), coder, **options)
 
     def code(self, quantized: Mapping[str, QuantizedTensor]) -> Result:
-        """Without its dead units, proven to compute the same, then as bytes."""
+        """Without its norms and dead units, proven to compute the same, then as bytes."""
         large = self._whole(quantized)
-        small = self._without_dead_units(large)
+        small, deviations = self._small(large)
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
-        return coded(small, self._coding, self._network, self._without_graph)
+        return coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)
         return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
 
-    def _without_dead_units(self, large: CompressedModel) -> CompressedModel:
+    def _small(self, large: CompressedModel) -> tuple[CompressedModel, dict[str, float]]:
+        """The same function in fewer tensors and units, and the deviations that norms' shifts are added to."""
+        how, deviations = self._coding, dict[str, float]()
         if large.graph is None:
-            return large
-        how = self._coding
+            return large, deviations
+        if how.norms == "fold" and not how.keep_indices:
+            frozen = {name for name, parameter in self._network.named_parameters() if not parameter.requires_grad}
+            large, deviations = graph.fold_norms(large, frozen)
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
-        return small if how.keep_indices else graph.order_units(small)
+        return small if how.keep_indices else graph.order_units(small), deviations
+
+    def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:
+        return round_norms(small, deviations, self._coding.norm_error if deviations else 0.0)
 
 
 def coded(

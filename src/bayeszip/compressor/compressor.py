@@ -37,6 +37,7 @@ from bayeszip.fitting.checkpoint import differences
 from bayeszip.fitting.course import RATE, Dials, Loss, Problem, groups_of, is_in_force
 from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
 from bayeszip.fitting.state import load_module_state, module_state
+from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import quantize
@@ -375,6 +376,7 @@ class Compressor:
             self.recipe,
             None if train_loader is None else partial(self._close, train_loader, loss),
             lambda network: None if val_loader is None else evaluate(network, val_loader, cast=True),
+            None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
         )
         if budget is None:

@@ -1,5 +1,6 @@
 """What a network computes, as data: traced from a module, shrunk without changing it, and back to a module."""
 
+from bayeszip.graph.folding import fold_norms
 from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
@@ -21,6 +22,7 @@ __all__ = [
     "dense_tensors",
     "difference",
     "drop_dead_units",
+    "fold_norms",
     "from_state",
     "load_into",
     "order_units",

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Node
+from bayeszip.tensors import CompressedModel, Node, RawTensor
 
 __all__ = ["load_into"]
 
@@ -49,7 +50,8 @@ def load_into(
     all_places = _places(net)
     writes: list[tuple[str, _Places]] = []
     loaded = 0
-    for name, tensor in model.tensors.items():
+    tensors = {**model.tensors, **_norms_given_back(model, owners)}
+    for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
         owner, held = owners.get(path), _held(owners.get(path), leaf)
         if is_index(name) or (held is None and name.startswith(CONSTANT)):
@@ -67,7 +69,7 @@ def load_into(
         if model.graph is not None and states_inputs(model.graph):
             shapes(model, budget)
         for name, places in writes:
-            _write(places, to_torch(model.tensors[name]))
+            _write(places, to_torch(tensors[name]))
         for module in owners.values():
             _restate(module)
     if check and model.graph is not None and states_inputs(model.graph):
@@ -76,6 +78,26 @@ def load_into(
 
 
 _Places = list[tuple[nn.Module, str]]
+
+
+def _norms_given_back(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[str, RawTensor]:
+    """What the class has and a file without norms lacks: a bias that bears a norm's name is all that the norm does."""
+    given: dict[str, RawTensor] = {}
+    for node in model.graph.nodes if model.graph is not None else ():
+        if len(node.tensors) < 2 or node.tensors[1] is None:
+            continue
+        path = str(node.tensors[1]).rpartition(".")[0]
+        norm, count = owners.get(path), model.tensors[str(node.tensors[1])].size
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or f"{path}.running_var" in model.tensors:
+            continue
+        ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
+        given[f"{path}.weight"] = RawTensor(ones, "float32")
+        given[f"{path}.running_mean"] = RawTensor(zeros, "float32")
+        given[f"{path}.running_var"] = RawTensor(ones - np.float32(norm.eps), "float32")
+        before = str(node.tensors[0]).rpartition(".")[0]
+        if _held(owners.get(before), "bias") is not None:
+            given[f"{before}.bias"] = RawTensor(zeros, "float32")
+    return given
 
 
 def _held(owner: nn.Module | None, leaf: str) -> Tensor | None:
