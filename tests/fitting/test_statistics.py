@@ -44,7 +44,7 @@ def test_neither_the_loader_nor_random_numbers_notice():
         renew_statistics(again, loader)
         # Whenever it is asked, it looks at the same batches.
         assert torch.equal(first[1].running_var, again[1].running_var)
-        assert sorted(sum(orders[0], [])) == sorted(targets.tolist())
+        assert sorted(label for batch in orders[0] for label in batch) == sorted(targets.tolist())
         torch.manual_seed(5)
         renew_statistics(first, loader)
         assert torch.equal(torch.rand(3), expected)

@@ -1,4 +1,4 @@
-"""Batch norms folded into scales and biases: the same function, fewer tensors, and norms back where a class has them."""
+"""Batch norms folded into scales and biases: the same function, fewer tensors, norms back where a class has them."""
 
 import numpy as np
 import pytest
