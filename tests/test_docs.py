@@ -10,6 +10,7 @@ from torch import nn
 import bayeszip
 from bayeszip.fitting import ResidentBatches
 from bayeszip.recipe import RECIPES, recipe
+from bayeszip.variational.terms import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,6 +41,25 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "net.bayz").unlink()
     exec(loop, {**names, "torch": torch, "F": nn.functional, "dataset": x, "batches": loader})
     assert bayeszip.load(tmp_path / "net.bayz")(x).shape == (64, 2)
+
+
+def test_the_python_of_the_page_on_extending_runs(capsys):
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    names = {"__name__": "extending"}
+    try:
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.S):
+            exec(snippet, names)
+    finally:
+        KINDS.pop("unit-norms", None)
+    assert "'unit-norms': " in capsys.readouterr().out
+
+
+def test_the_files_that_the_page_on_extending_names_are_there():
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    assert len(named) > 8
+    for path in named:
+        assert (ROOT / path).is_file() or (ROOT / "src" / "bayeszip" / path).is_file(), path
 
 
 def test_commands_in_the_readme_exist():
