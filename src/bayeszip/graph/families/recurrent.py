@@ -77,11 +77,6 @@ class Recurrent(Rule):
             result, _ = (torch.rnn_relu if a["activation"] == "relu" else torch.rnn_tanh)(value, state, *settings)
         return result.flip(1) if a["reverse"] else result
 
-    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        """One step instead of all."""
-        result = self.compute([x[0][:, :1]], tensors, a)
-        return result if result.ndim == 2 else result.expand(-1, x[0].shape[1], -1)
-
     def couple(self, site: Site, atoms: Atoms) -> None:
         units = site.output.coordinates[-1]
         atoms.join(site.inputs[0].coordinates[0], site.output.coordinates[0])
