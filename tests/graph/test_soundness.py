@@ -110,3 +110,5 @@ def test_stored_numbers_pick_rows_that_exist():
 def test_values_of_too_many_dimensions_are_refused():
     with pytest.raises(FormatError, match="dimensions"):
         check_sound(stated(Node("reshape", (1,), (), {"shape": (3, *(1,) * 40)})))
+    with pytest.raises(FormatError, match="more numbers"):
+        check_sound(stated(Node("view", (1,), (), {"shape": (2**50,) * 1000})))

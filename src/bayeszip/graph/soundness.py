@@ -86,6 +86,8 @@ def check_roles(graph: Graph, tensors: Mapping[str, Shape]) -> None:
                 said = node.attributes["shape"], node.attributes["dtype"]
                 if node.inputs[0] >= graph.inputs or stated.setdefault(node.inputs[0], said) != said:
                     raise ModelError(f"node {position} states something other than one input of the network once")
+            if any(isinstance(each, tuple) and len(each) > 2 * _MOST_DIMENSIONS for each in node.attributes.values()):
+                raise ModelError(f"{node.op} has an attribute of more numbers than any value has dimensions")
             for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True):
                 if (name is None and role not in RULES[node.op].optional) or is_index(name or ""):
                     raise ModelError(f"{node.op} has no {role} among the network's own tensors")
