@@ -80,7 +80,8 @@ def verify(
         raise ModelError(f"{path} holds tensors without a graph, so there is nothing to run against")
     network = graph.plain_copy(against)
     traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
-    found = graph.difference(CompressedModel(graph.from_state(network, {}, traced), traced), model, limits=limits)
+    own = CompressedModel(graph.from_state(network, {}, traced), traced)
+    found = graph.difference(own, model, limits=codec.Budget.of(limits))
     if found:
         raise ModelError(
             f"{path} computes something else than {type(network).__name__}: {found}. A file holds quantized weights: "

@@ -428,23 +428,22 @@ def campaign(count: int, first: int = 0) -> Findings:
     result, begin, seed, end = Findings(), time.perf_counter(), first, first + count
     while seed < end:
         with tempfile.TemporaryFile("w+") as errors:
-            child = subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))],
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=errors, text=True,
-            )  # fmt: skip
             done = False
-            for line in child.stdout or ():
-                told = json.loads(line)
-                if "seed" in told:
-                    seed = told["seed"]
-                    result.files += 1
-                elif "finding" in told:
-                    result.findings.append(f"{seed}: {told['finding']}")
-                else:
-                    done = True
-                    result.refused.update(told["refused"])
-                    result.grown = max(result.grown, told["grown"])
-            if child.wait() or not done:
+            command = [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))]
+            settings = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+            with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **settings) as child:
+                for line in child.stdout or ():
+                    told = json.loads(line)
+                    if "seed" in told:
+                        seed = told["seed"]
+                        result.files += 1
+                    elif "finding" in told:
+                        result.findings.append(f"{seed}: {told['finding']}")
+                    else:
+                        done = True
+                        result.refused.update(told["refused"])
+                        result.grown = max(result.grown, told["grown"])
+            if child.returncode or not done:
                 errors.seek(0)
                 result.findings.append(f"{seed}: the child ended with {child.returncode}: {errors.read()[-300:]}")
         seed += 1

@@ -190,6 +190,16 @@ def test_a_run_that_checks_is_charged_for_its_multiplications():
         load_into(model, Own(), limits=Limits(memory=191))  # three inputs and three outputs of four samples in float64
 
 
+def test_a_comparison_is_charged_too(tmp_path):
+    graph = Graph(1, (Node("input", (0,), (), {"shape": (3,)}), Node("linear", (1,), ("fc.weight", "fc.bias"))), (2,))
+    path, own = tmp_path / "x.bayz", Own()
+    path.write_bytes(encode(CompressedModel({"fc.weight": weight(3, 3), "fc.bias": weight(3)}, graph)))
+    pipeline.load(path, into=own)
+    assert pipeline.verify(path, against=own, limits=Limits(operations=12)) == 0
+    with pytest.raises(LimitExceeded, match="raise `operations`"):
+        pipeline.verify(path, against=own, limits=Limits(operations=5))
+
+
 def test_one_budget_is_charged_along_the_way():
     graph = Graph(1, (Node("input", (0,), (), {"shape": (3,)}), Node("linear", (1,), ("w", None))), (2,))
     budget = codec.Budget()

@@ -14,7 +14,7 @@ from bayeszip.codec.compilation import prepare
 from bayeszip.codec.counting import Counts, code_counted
 from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
-from bayeszip.codec.mixing import Flags, Memory, Mixture, code_flags, code_mixed, deepest_levels
+from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels
 from bayeszip.codec.parts import Part
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
@@ -183,7 +183,7 @@ class _Stream:
         if view.mixed(survey.density):
             self.coder.reserve(2 * view.size * (levels + 1) + 16)
             shared = self.shared.setdefault(described.codebook or 0, np.zeros((2, 1 << levels), dtype=np.int32))
-            model = Mixture.of(view, survey, levels, shared)
+            model = MixingModel.of(view, survey, levels, shared)
             self._run(code_mixed, symbols, survey.rows, self._busy(view), view.kernel, survey.lag,
                       self.memory.cells, self.memory.values, values, levels, model)  # fmt: skip
             shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]

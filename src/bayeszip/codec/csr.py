@@ -19,7 +19,7 @@ from bayeszip.codec.syntax import CorruptPayload, InvalidField
 __all__ = [
     "WIDEST",
     "Layout",
-    "Tensor",
+    "SymbolRows",
     "choose_layout",
     "read_entries",
     "read_layout",
@@ -32,7 +32,7 @@ _WIDTH_BITS, _COUNT_BITS = 5, 6
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class SymbolRows:
     """Symbols in one dimension, seen as a matrix: row r, column c is the element r·row_step + c·column_step."""
 
     symbols: np.ndarray
@@ -42,7 +42,7 @@ class Tensor:
     column_step: int
 
     @classmethod
-    def of(cls, symbols: np.ndarray, shape: tuple[int, ...], transposed: bool) -> "Tensor":
+    def of(cls, symbols: np.ndarray, shape: tuple[int, ...], transposed: bool) -> "SymbolRows":
         rows = shape[0] if len(shape) > 1 else 1
         columns = symbols.size // rows
         if transposed:
@@ -71,12 +71,12 @@ def choose_layout(symbols: np.ndarray, shape: tuple[int, ...], width: int | None
     candidates = [
         candidate
         for transposed in (False, True)
-        for candidate in _candidates(Tensor.of(symbols, shape, transposed), transposed, width)
+        for candidate in _candidates(SymbolRows.of(symbols, shape, transposed), transposed, width)
     ]
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _candidates(tensor: Tensor, transposed: bool, fixed_width: int | None) -> list[tuple[int, Layout]]:
+def _candidates(tensor: SymbolRows, transposed: bool, fixed_width: int | None) -> list[tuple[int, Layout]]:
     rows, columns = np.zeros(tensor.rows, dtype=np.uint8), np.zeros(tensor.columns, dtype=np.uint8)
     _mark(tensor.symbols, tensor.row_step, tensor.column_step, rows, columns)
     nonzero = int(np.count_nonzero(tensor.symbols))
@@ -178,7 +178,7 @@ def read_layout(source: BitReader, size: int, shape: tuple[int, ...]) -> Layout:
     return Layout(transposed, drop_rows, drop_columns, width, count_width, stay, kept)
 
 
-def write_entries(out: BitWriter, tensor: Tensor, layout: Layout, code: HuffmanCode) -> None:
+def write_entries(out: BitWriter, tensor: SymbolRows, layout: Layout, code: HuffmanCode) -> None:
     """The counts of the rows, all offsets, all symbols."""
     words, widths = code.codewords()
     stay = int(layout.rows.sum())
@@ -244,7 +244,7 @@ def _write_rows(
     cursors[0], cursors[1], cursors[2] = counts, offsets, values
 
 
-def read_entries(source: BitReader, tensor: Tensor, layout: Layout, code: HuffmanCode) -> tuple[int, int]:
+def read_entries(source: BitReader, tensor: SymbolRows, layout: Layout, code: HuffmanCode) -> tuple[int, int]:
     """Fills the tensor's symbols, all 0 so far; returns where the offsets and where the values began, in bits."""
     stay = int(layout.rows.sum())
     source.require(stay * layout.count_width, "the counts of the rows")

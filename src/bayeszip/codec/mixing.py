@@ -14,7 +14,7 @@ from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, UNIT_WEIGHT, dec
 from bayeszip.codec.matrix import MOST_LAG, Survey, View
 from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["Flags", "Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
+__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
 _CELL_WEIGHTS = (58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538)
@@ -77,7 +77,7 @@ class Flags(NamedTuple):
         return cls(*evidence, *inputs)
 
 
-class Mixture(NamedTuple):
+class MixingModel(NamedTuple):
     """The model of one tensor.
 
     Args:
@@ -108,7 +108,7 @@ class Mixture(NamedTuple):
     before: np.ndarray
 
     @classmethod
-    def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "Mixture":
+    def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "MixingModel":
         """`shared`: a row of zeros and one of ones, counted in tensors with the same codebook."""
         share = _share(survey.density)
         ones = [max(1, prior * share >> 16) for prior in _CELL_PRIORS]
@@ -190,7 +190,7 @@ def code_mixed(
     value_weights: np.ndarray,
     values: int,
     levels: int,
-    model: Mixture,
+    model: MixingModel,
 ) -> Span:
     """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight.
 
@@ -207,7 +207,7 @@ def code_mixed(
 
 
 @compiled
-def _begin_row(model: Mixture, row: int, above: int) -> None:
+def _begin_row(model: MixingModel, row: int, above: int) -> None:
     """Takes the row that was coded last for the live row above, and for the matrix row above if it is that one."""
     here, over, twin = model.here, model.over, model.twin
     adjacent = 1 if above == row - 1 else 0
@@ -233,7 +233,7 @@ def _code_row(
     value_weights: np.ndarray,
     values: int,
     levels: int,
-    model: Mixture,
+    model: MixingModel,
 ) -> Span:
     """Codes the live cells of a row."""
     here, before, over, twins = model.here, model.before, model.over, model.twin
@@ -452,7 +452,7 @@ def _code_value(
     values: int,
     levels: int,
     weights: np.ndarray,
-    model: Mixture,
+    model: MixingModel,
 ) -> tuple[int, Span]:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
     zeros, ones, places, inputs, near = model.value_zeros, model.value_ones, model.places, model.inputs, model.near

@@ -7,7 +7,7 @@ import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter
 from bayeszip.codec.compilation import prepare
-from bayeszip.codec.csr import WIDEST, Layout, Tensor, choose_layout, read_entries, read_layout, write_entries
+from bayeszip.codec.csr import WIDEST, Layout, SymbolRows, choose_layout, read_entries, read_layout, write_entries
 from bayeszip.codec.csr import write_layout as write_csr_layout
 from bayeszip.codec.header import Outline, TensorOutline, codebook_length, scaled
 from bayeszip.codec.huffman import HuffmanCode
@@ -138,7 +138,7 @@ def _write_quantized(out: BitWriter, tensor: QuantizedTensor, layout: Layout | N
     out.put(layout is not None, 1)
     if layout is not None and code is not None:
         write_csr_layout(out, layout)
-        write_entries(out, Tensor.of(tensor.symbols.reshape(-1), tensor.shape, layout.transposed), layout, code)
+        write_entries(out, SymbolRows.of(tensor.symbols.reshape(-1), tensor.shape, layout.transposed), layout, code)
 
 
 def _read_quantized(
@@ -157,7 +157,9 @@ def _read_quantized(
         if code is None:
             raise CorruptPayload("a tensor has weights, but there is no code for them")
         layout = read_layout(source, described.size, described.shape)
-        offsets, entries = read_entries(source, Tensor.of(symbols, described.shape, layout.transposed), layout, code)
+        offsets, entries = read_entries(
+            source, SymbolRows.of(symbols, described.shape, layout.transposed), layout, code
+        )
         parts.append(Part(name, "rows", begin, offsets))
         parts.append(Part(name, "offsets", offsets, entries))
         parts.append(Part(name, "values", entries, source.position))

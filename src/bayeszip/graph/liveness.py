@@ -15,7 +15,7 @@ import numpy as np
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families import RULES
-from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, Tensor, Value, extent, unknown
+from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, extent, unknown
 from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
@@ -111,7 +111,7 @@ class _Pass:
         """The sites with their atoms and constants, which atoms are pinned, and the coordinates of each tensor."""
         values = [self._blank(shape, atoms) for shape in shapes(self._model)]
         tensors = {
-            name: Tensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
+            name: SiteTensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
             for name, weights in self._weights.items()
         }
         sites = [
@@ -144,7 +144,7 @@ class _Pass:
         atoms.pin(*(each for each, size in zip(coordinates, shape, strict=True) if size == -1))
         return Value(shape, coordinates, unknown(shape))
 
-    def _site(self, position: int, node: Node, values: Sequence[Value], tensors: Mapping[str, Tensor]) -> Site:
+    def _site(self, position: int, node: Node, values: Sequence[Value], tensors: Mapping[str, SiteTensor]) -> Site:
         return Site(
             node,
             inputs=tuple(values[value] for value in node.inputs),

@@ -1,7 +1,8 @@
 """Whether a graph can be computed, found out before anything of it is: `shapes`, `rehearse`.
 
-Every operator says in its family what tensors and inputs it takes; here that is asked of all nodes in order, each value
-is held against the caller's budget as it is met, and torch is asked too, with tensors that have no values.
+Every operator says in its family what tensors and inputs it takes; here that is asked of all nodes in order, and each
+value is held against the caller's budget as it is met. Where types may differ, torch is asked too, with tensors that
+have no values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from bayeszip.errors import BayeszipError, FormatError, ModelError, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.families.base import Shape, elements
+from bayeszip.graph.families.elementwise import Elementwise
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.state import DTYPES
 from bayeszip.limits import Budget, Limits
@@ -84,6 +86,8 @@ def check_roles(graph: Graph, tensors: Mapping[str, Shape]) -> None:
                 said = node.attributes["shape"], node.attributes["dtype"]
                 if node.inputs[0] >= graph.inputs or stated.setdefault(node.inputs[0], said) != said:
                     raise ModelError(f"node {position} states something other than one input of the network once")
+            if any(isinstance(each, tuple) and len(each) > 2 * _MOST_DIMENSIONS for each in node.attributes.values()):
+                raise ModelError(f"{node.op} has an attribute of more numbers than any value has dimensions")
             for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True):
                 if (name is None and role not in RULES[node.op].optional) or is_index(name or ""):
                     raise ModelError(f"{node.op} has no {role} among the network's own tensors")
@@ -251,7 +255,8 @@ def rehearse(
                 types = {each.dtype for each in (*read, *own) if each is not None}
                 if rule.floating and (len(types) > 1 or not all(each.is_floating_point for each in types)):
                     raise FormatError(f"node {position} ({step.op}) takes floating-point numbers of one type")
-                known[key] = rule.rehearse(read, own, step.attributes)
+                plain = rule.floating and not isinstance(rule, Elementwise)  # then the rule has said all there is
+                known[key] = _hollow(shape, types.pop()) if plain else rule.rehearse(read, own, step.attributes)
         if tuple(known[key].shape) != shape:
             raise FormatError(f"node {position} ({step.op}) would give {tuple(known[key].shape)}, not {shape}")
         values.append(known[key])

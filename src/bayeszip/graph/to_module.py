@@ -178,7 +178,7 @@ def _layer_path(node: Node, model: CompressedModel) -> str | None:
 
 
 def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[Step]:
-    floating = next((name for name, tensor in model.tensors.items() if _is_floating(tensor)), None)
+    floating = next((name for name, each in model.tensors.items() if _is_floating(each) and not is_index(name)), None)
     own = str(stated_dtype(graph)).removeprefix("torch.")
     path_of = {_signature(node): path for path, node in layers.items()}
     outputs = set(graph.outputs)

@@ -28,7 +28,7 @@ __all__ = [
     "Rule",
     "Shape",
     "Site",
-    "Tensor",
+    "SiteTensor",
     "Value",
     "Values",
     "along",
@@ -68,7 +68,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SiteTensor:
     """A tensor of the model as a node sees it."""
 
     name: str
@@ -87,7 +87,7 @@ class Site:
     node: Node
     inputs: tuple[Value, ...]
     output: Value
-    tensors: tuple[Tensor | None, ...]
+    tensors: tuple[SiteTensor | None, ...]
     foldable: bool = False
 
 
@@ -158,7 +158,7 @@ class Rule:
 
     #: Roles that a node may leave empty.
     optional: ClassVar[tuple[str, ...]] = ()
-    #: Whether its inputs and tensors must be floating-point numbers, all of one type.
+    #: Whether its inputs and tensors must be floating-point numbers, all of one type, which its output has too.
     floating = False
 
     def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
@@ -181,7 +181,7 @@ class Rule:
         raise NotImplementedError
 
     def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        """The same on tensors without values, in a time that doesn't depend on their sizes."""
+        """The same on tensors without values, for what isn't `floating`, in a time that doesn't depend on sizes."""
         return self.compute(x, tensors, a)
 
     def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:

@@ -184,6 +184,12 @@ class Concat(Rule):
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         return torch.cat(list(x), a["dim"])
 
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        one = self.compute([torch.ones((1,) * each.ndim, dtype=each.dtype) for each in x], tensors, a)
+        sizes = list(x[0].shape)
+        sizes[a["dim"]] = sum(each.shape[a["dim"]] for each in x)
+        return torch.empty(sizes, dtype=one.dtype, device="meta")
+
     def couple(self, site: Site, atoms: Atoms) -> None:
         along_dim = dimension(site.node, "dim", len(site.output.shape))
         start = 0

@@ -29,6 +29,12 @@ from bayeszip.tensors import Node
 __all__ = ["ATEN", "OPERATORS"]
 
 
+def _check_eps(node: Node) -> None:
+    eps = node.attributes["eps"]
+    if not isinstance(eps, float | int) or not 0 <= eps < 1e30:
+        raise ModelError(f"{node.op}: eps must be a number that is at least 0 and not large, not {eps!r}")
+
+
 class _ChannelNorm(Rule):
     """A norm whose tensors have one element for each channel, dimension 1."""
 
@@ -37,6 +43,7 @@ class _ChannelNorm(Rule):
 
     def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
         """All of one dimension and one size."""
+        _check_eps(node)
         shapes = {each for each in tensors if each is not None}
         if len(shapes) > 1 or any(len(each) != 1 or not each[0] for each in shapes):
             raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit the same channels")
@@ -157,6 +164,7 @@ class LayerNorm(Rule):
 
     def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
         """All of the shape that is normalized."""
+        _check_eps(node)
         normalized = ints(node, "shape")
         if not normalized or min(normalized) < 1 or any(each not in (None, normalized) for each in tensors):
             raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit {normalized}")

@@ -16,7 +16,7 @@ from bayeszip.graph.families.base import (
     Rule,
     Shape,
     Site,
-    Tensor,
+    SiteTensor,
     Values,
     along,
     elements,
@@ -77,11 +77,6 @@ class Recurrent(Rule):
             result, _ = (torch.rnn_relu if a["activation"] == "relu" else torch.rnn_tanh)(value, state, *settings)
         return result.flip(1) if a["reverse"] else result
 
-    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        """One step instead of all."""
-        result = self.compute([x[0][:, :1]], tensors, a)
-        return result if result.ndim == 2 else result.expand(-1, x[0].shape[1], -1)
-
     def couple(self, site: Site, atoms: Atoms) -> None:
         units = site.output.coordinates[-1]
         atoms.join(site.inputs[0].coordinates[0], site.output.coordinates[0])
@@ -118,7 +113,7 @@ class Recurrent(Rule):
         never = along(site.output.constants, -1, len(units)) == 0
         live[units[(recurrent.values[rows] != 0).any(axis=0) & ~never]] = True
 
-    def _weights(self, site: Site) -> tuple[Tensor, Tensor]:
+    def _weights(self, site: Site) -> tuple[SiteTensor, SiteTensor]:
         read, recurrent = site.tensors[:2]
         if read is None or recurrent is None:
             raise ModelError(f"{site.node.op} has no weights")

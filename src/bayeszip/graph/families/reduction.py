@@ -1,8 +1,7 @@
 """Operators over whole dimensions: means, sums, softmax, products of matrices, attention."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -47,8 +46,8 @@ class Softmax(Rule):
         return self._function(x[0], a["dim"])
 
     def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        _tried(self, x, a)
-        return self.compute(x, tensors, a)
+        one = self.compute([torch.ones((1,) * x[0].ndim, dtype=x[0].dtype)], tensors, a)
+        return torch.empty(x[0].shape, dtype=one.dtype, device="meta")
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
         dimension(node, "dim", len(inputs[0]))
@@ -58,12 +57,6 @@ class Softmax(Rule):
         for one, other in zip(site.inputs[0].coordinates, site.output.coordinates, strict=True):
             atoms.join(one, other)
         atoms.pin(site.output.coordinates[dimension(site.node, "dim", len(site.output.shape))])
-
-
-def _tried(rule: Rule, x: Sequence[torch.Tensor], a: Mapping[str, Any]) -> None:
-    """Let torch compute one element, where it may not know the type."""
-    if not x[0].is_floating_point():
-        rule.compute([torch.ones((1,) * x[0].ndim, dtype=x[0].dtype)], (), a)
 
 
 class Reduction(Rule):
@@ -79,7 +72,8 @@ class Reduction(Rule):
         return self._function(x[0], a["dims"], a["keepdim"])
 
     def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        _tried(self, x, a)
+        if not x[0].is_floating_point():  # torch may not know the type
+            self.compute([torch.ones((1,) * x[0].ndim, dtype=x[0].dtype)], tensors, a)
         return self.compute(x, tensors, a)
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
@@ -193,9 +187,13 @@ class Attention(Rule):
     def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
         return extent(inputs[1][-2]) * elements(output[:-1])
 
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        types = {each.dtype for each in (*x[:3], *(mask for mask in x[3:] if mask.dtype != torch.bool))}
+        if len(types) > 1 or not x[0].is_floating_point():
+            raise ModelError("attention reads floating-point numbers of one type, and perhaps a mask of truths")
+        return x[0].new_empty((*x[0].shape[:-1], x[2].shape[-1]))
+
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
-        if not all(each.is_floating_point() for each in x[:3]):
-            raise ModelError("attention reads floating-point numbers")
         mask, scale = x[3] if len(x) > 3 else None, a["scale"] or None
         return F.scaled_dot_product_attention(x[0], x[1], x[2], mask, is_causal=a["causal"], scale=scale)
 
