@@ -34,6 +34,23 @@ def batches(n=512, seed=0, **options):
     return ResidentBatches(*blobs(n, seed=seed, **options), 64, shuffle=True, seed=seed)
 
 
+def test_the_mixture_starts_from_the_pretrained_weights():
+    class Start(Watcher):
+        def on_phase(self, course):
+            if course.phase.name == "vd":
+                self.mixture = copy.deepcopy(next(t for t in course.problem.terms if t.name == "mixture"))
+
+    start, network = Start(), mlp()
+    settings = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
+    bayeszip.compress(network, batches(), recipe=settings, device="cpu", watcher=start)
+    pretrained = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    # Δμ = 2 std(w) / K, and log λ = −2 log(0.9 Δμ) (table 3).
+    spacing = 2 * pretrained.std(correction=0).item() / 9
+    expected = [k * spacing for k in (-4, -3, -2, -1, 1, 2, 3, 4)]
+    assert start.mixture.means.tolist() == pytest.approx(expected, rel=1e-5)
+    assert start.mixture.log_precisions.tolist() == pytest.approx([-2 * math.log(0.9 * spacing)] * 9, rel=1e-5)
+
+
 def mlp(features=12, hidden=16, classes=3):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
