@@ -20,6 +20,9 @@ from bayeszip.variational import Conversion
 
 __all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
 
+#: How many layers of a kind a report names.
+LISTED = 3
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -92,6 +95,9 @@ class Result:
             if self.fit.augment:
                 yield "augmentation", self.fit.augment
             yield "time", f"{self.fit.seconds:.0f} s"
+        left = self._left()
+        if left:
+            yield "left as it was", left
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
@@ -100,10 +106,26 @@ class Result:
         if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
             before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
             yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
-        if self.fit is not None and self.fit.conversion.kept:
-            yield "layers left as they are", self.fit.conversion.kept_summary()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+    def _left(self) -> str:
+        """What the training had no part in, by kind, with the bytes that it takes in the file."""
+        kinds: dict[str, list[str]] = {}
+        for name, why in self.fit.conversion.kept if self.fit is not None else ():
+            kinds.setdefault(why, []).append(name)
+        described = codec.describe(self.blob, _own_limits(self.compressed)).tensors if kinds else ()
+        parts = []
+        for why, names in kinds.items():
+            size = sum(
+                tensor.bytes
+                for tensor in described
+                if any(not name or tensor.name == name or tensor.name.startswith(f"{name}.") for name in names)
+            )
+            listed = ", ".join(name or "the network itself" for name in names[:LISTED])
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            parts.append(f"{listed}{more} ({why}): {show_bytes(size)}")
+        return "; ".join(parts)
 
 
 class Form:

@@ -82,13 +82,13 @@ class VariationalLayer(nn.Module):
     _channel_dim: int | None = None
 
     def start_posterior(self, log_sigma2: float, biases: bool) -> None:
-        """Add log σ², constant, to a layer that holds pretrained weights."""
+        """Add log σ², constant, to a layer that holds pretrained weights; a bias that is frozen stays as it is."""
         self.noise = True
         self.live = None
         for role in ROLES:
             theta = getattr(self, role, None)
             variance = None
-            if theta is not None and (role == "weight" or biases):
+            if theta is not None and (role == "weight" or (biases and theta.requires_grad)):
                 variance = nn.Parameter(torch.full_like(theta, log_sigma2, dtype=torch.float32))
             self.register_parameter(f"{role}_log_sigma2", variance)
 
