@@ -174,7 +174,7 @@ def test_layers_it_does_not_know_stay_and_are_named():
     result = compress(model)
     assert result.fit.conversion.converted == ("0", "3")
     assert result.fit.conversion.kept == (("1", "BatchNorm1d"), ("2", "PReLU"))
-    assert "1 (BatchNorm1d), 2 (PReLU)" in result.report()
+    assert "1 (BatchNorm1d): 8 B; 2 (PReLU): " in result.report()
 
 
 @pytest.mark.parametrize(
@@ -309,3 +309,17 @@ def test_networks_without_values_are_refused():
     for network in (nn.Sequential(nn.LazyLinear(3)), mlp().to("meta")):
         with pytest.raises(ModelError, match="has no values yet"):
             compress(network)
+
+
+def test_the_progress_shows_the_size_of_the_whole_file():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
+    settings = QUICK.override("closing.epochs=0", "coding.norms=keep")
+    result = bayeszip.compress(network, batches(), recipe=settings, device="cpu", watcher=Silent())
+    last = [stats.bytes for stats in result.fit.history if stats.bytes][-1]
+    # Norms, graph and names are most of it; only dead units, which go in the end, are counted still.
+    assert result.bytes <= last < result.bytes + 700
+    weights = sum(
+        tensor.bytes for tensor in codec.describe(result.blob).tensors if tensor.name in ("0.weight", "3.weight")
+    )
+    assert weights < 0.5 * last

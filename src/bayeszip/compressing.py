@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayeszip import graph
 from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import Ending, bytes_now, held_to, steering_towards
+from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, steering_towards
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
@@ -133,6 +133,7 @@ def compress(
         terms = start_terms(network, settings.phases, settings.starts)
         close = partial(training.close, closing=settings.closing, teacher=teacher)
         ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True), training.renew)
+        keeper.watcher.beside = ending.beside_weights(network, teacher)
         steering = steering_towards(target, network, teacher, ending, accuracy_before)
         training.fit(network, settings.phases, terms, teacher, steering)
         posterior = Posterior.of(network, terms)
@@ -168,6 +169,8 @@ class _History(Watcher):
     def __init__(self, inner: Watcher, settings: Recipe, engine: Engine) -> None:
         self.inner, self.settings, self.engine = inner, settings, engine
         self.history: list[EpochStats] = []
+        #: What a file takes beside the weights; known when these are Gaussian.
+        self.beside: BesideWeights | None = None
         self._trained = self._measured = 0.0
 
     def on_phase(self, course: Course) -> None:
@@ -192,7 +195,7 @@ class _History(Watcher):
         if not stats.zeros or not (last or self._measured <= MEASURING_SHARE * self._trained):
             return 0
         began = time.perf_counter()
-        size = bytes_now(course, self.settings)
+        size = bytes_now(course, self.settings) + (self.beside.now(course.network) if self.beside else 0)
         self._measured += time.perf_counter() - began
         return size
 

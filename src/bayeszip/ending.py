@@ -21,11 +21,11 @@ from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_wit
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import variational_weights
 
-__all__ = ["Ending", "bytes_now", "held_to", "steering_towards"]
+__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
-    """What the weights would take if they were quantized and coded now."""
+    """What the weights would take if they were quantized and coded now; the rest of a file not counted."""
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
@@ -55,6 +55,11 @@ class Ending:
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
         return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+
+    def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
+        """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""
+        shapes = {weight.name: tuple(weight.theta.shape) for weight in variational_weights(network)}
+        return BesideWeights(self.form(teacher), shapes, self.settings)
 
     def finish(
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
@@ -109,6 +114,27 @@ class Ending:
             self.renew(network)
 
 
+class BesideWeights:
+    """What a file takes beside the Gaussian weights, whatever these come to: graph, names, and norms as they are now.
+
+    Args:
+        shapes: of the Gaussian weights, by name.
+    """
+
+    def __init__(self, form: Form, shapes: Mapping[str, tuple[int, ...]], settings: Recipe) -> None:
+        self._form = form
+        self._ones = {name: QuantizedTensor(np.ones(shape, np.uint8), np.arange(2.0)) for name, shape in shapes.items()}
+        coder, options = coder_of(settings.coding)
+        self._measured = codec.measure(CompressedModel(self._ones), coder, **options)
+        self._size: int | None = None
+
+    def now(self, network: nn.Module) -> int:
+        """With what `network` holds besides the weights."""
+        if self._form.take_from(network, self._ones) or self._size is None:
+            self._size = self._form.size(self._ones) - self._measured
+        return self._size
+
+
 def steering_towards(
     target: Target | None, network: nn.Module, teacher: nn.Module, ending: Ending, accuracy_before: float | None
 ) -> Steering:
@@ -124,14 +150,10 @@ def steering_towards(
     if budget is None:
         drop = (target.max_accuracy_drop or 0.0) / 100
         return AccuracySteering(settings.phases, floor=(accuracy_before or 0.0) - drop, drop=drop)
-    form, weights = ending.form(teacher), tuple(variational_weights(network))
-    shapes = {weight.name: weight.theta.shape for weight in weights}
+    shapes = {weight.name: weight.theta.shape for weight in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
-    largest_within(nothing, Posterior.of(network), form.size, budget)
-    ones = {name: QuantizedTensor(np.ones(shape, np.uint8), np.arange(2.0)) for name, shape in shapes.items()}
-    coder, options = coder_of(settings.coding)
-    # What a file takes beside its weights; those of a network that is being compacted have other shapes.
-    beside = form.size(ones) - codec.measure(CompressedModel(ones), coder, **options)
+    largest_within(nothing, Posterior.of(network), ending.form(teacher).size, budget)
+    beside, (coder, options) = ending.beside_weights(network, teacher).now(teacher), coder_of(settings.coding)
     return ByteSteering(
         settings.phases,
         budget=budget,

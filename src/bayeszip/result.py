@@ -1,7 +1,7 @@
 """A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -147,6 +147,16 @@ class Form:
             self._graph = graph.trace(network, self._examples)
         except (graph.UnknownOperator, graph.UntraceableModel) as error:
             self._without_graph = str(error)
+
+    @torch.no_grad()
+    def take_from(self, network: nn.Module, but: Container[str]) -> bool:
+        """Take the tensors of the same network in training, all `but` these; whether there were any."""
+        own = {**dict(self._network.named_parameters()), **dict(self._network.named_buffers())}
+        others = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        taken = [name for name in own if name not in but and name in others and own[name].shape == others[name].shape]
+        for name in taken:
+            own[name].copy_(others[name])
+        return bool(taken)
 
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
