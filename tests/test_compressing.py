@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import bayeszip
-from bayeszip import codec
+from bayeszip import codec, ending
 from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
+from bayeszip.quantize import quantize
 from bayeszip.recipe import recipe
 
 QUICK = recipe("quick").override("epochs_scale=0.05", "all.compact_every=2", "mixture.components=9")
@@ -60,7 +61,7 @@ def compress(model, *, settings=QUICK, pretrain=True, data=None, **options):
     return bayeszip.compress(
         model,
         data or batches(),
-        val_loader=batches(seed=1),
+        val_loader=None if data else batches(seed=1),
         recipe=settings,
         pretrain=pretrain,
         device="cpu",
@@ -323,3 +324,56 @@ def test_the_progress_shows_the_size_of_the_whole_file():
         tensor.bytes for tensor in codec.describe(result.blob).tensors if tensor.name in ("0.weight", "3.weight")
     )
     assert weights < 0.5 * last
+
+
+def patches(n=512, seed=0):
+    """Noise, and a bright square in the quarter of the image that is its class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    inputs = torch.randn(n, 1, 8, 8, generator=generator)
+    for quarter in range(4):
+        row, column = 2 * (quarter // 2), 4 * (quarter % 2)
+        inputs[labels == quarter, 0, row : row + 3, column : column + 3] += 1.5
+    return inputs, labels
+
+
+def normalized():
+    """Convolutions whose scale is free, and different: a norm stands behind them."""
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False))
+    network = nn.Sequential(*convolutions, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    with torch.no_grad():
+        network[3].weight.mul_(8)
+    return network
+
+
+def test_the_snap_moves_weights_less_in_units_of_their_layers(monkeypatch):
+    settings = recipe("quick").override(
+        "l2.epochs=10", "vd.epochs=16", "vd+sws.epochs=10", "closing.epochs=0", "all.tau1=0.1",
+        "all.rate_log_sigma2=0.01", "all.rate_theta=0.002", "mixture.components=9",
+    )  # fmt: skip
+    moved = {}
+
+    def measured(posterior, how):
+        tensors = quantize(posterior, how)
+        thetas = {name: posterior.weights[name].theta for name in tensors if name.endswith("weight")}
+        moved[units] = {
+            name: np.linalg.norm(tensors[name].dequantize() - theta) / np.linalg.norm(theta)
+            for name, theta in thetas.items()
+        }
+        return tensors
+
+    monkeypatch.setattr(ending, "quantize", measured)
+    for units in ("network", "layer"):
+        data = ResidentBatches(*patches(), 64, shuffle=True, seed=0)
+        result = compress(normalized(), settings=settings.override(f"mixture.units={units}"), data=data)
+        assert evaluate(result.model, [patches(seed=2)]) > 0.9
+    assert len(moved["layer"]) == 3
+    for name, move in moved["layer"].items():
+        assert move < 0.6 * moved["network"][name], name
+
+
+def test_networks_without_norms_have_the_files_they_had():
+    of_the_network = compress(mlp(), settings=QUICK.override("mixture.units=network"))
+    assert compress(mlp()).blob == of_the_network.blob
+    assert all(tensor.scale is None for tensor in of_the_network.compressed.tensors.values())

@@ -248,10 +248,11 @@ def test_distillation_mixes_in_the_network_as_it_was(model):
     assert compressor_of(copy.deepcopy(mlp()), RECIPE).distill(loss, outputs, inputs) is loss
 
 
-def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path):
+@pytest.mark.parametrize("units", ["network", "layer"])
+def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path, units):
     interrupted = copy.deepcopy(model)
     data = in_order()
-    settings = RECIPE.override("all.epochs=2")
+    settings = RECIPE.override("all.epochs=2", f"mixture.units={units}")
     whole = compressor_of(model, settings)
     torch.manual_seed(1)
     train(whole, model, data=data)

@@ -301,3 +301,69 @@ def test_steps_that_are_too_fine_or_impossible_are_refused():
 def test_a_bound_is_not_refused_for_the_last_bit_of_float32(max_error):
     weights = np.random.default_rng(0).uniform(0.4, 0.5, (100, 100)).astype(np.float32)
     assert np.abs(bounded(weights, max_error * 0.5).dequantize().astype(np.float64) - weights).max() <= max_error * 0.5
+
+
+def two_layers(units: dict[str, float] | None, bits: int = 32) -> tuple[Posterior, dict[str, QuantizedTensor]]:
+    """The second layer's weights are twenty times larger; so is what the components were placed for without units."""
+    rng = np.random.default_rng(0)
+    theta = {
+        "a.weight": rng.normal(0, 0.05, (20, 30)),
+        "a.bias": rng.normal(0, 0.05, 20),
+        "b.weight": rng.normal(0, 1.0, (10, 20, 3)),
+    }
+    weights = {
+        name: GaussianTensor(array.astype(np.float32), np.full(array.shape, 2 * np.log(0.01 * array.std()), np.float32))
+        for name, array in theta.items()
+    }
+    seen = np.concatenate([(array / (units or {}).get(name, 1.0)).ravel() for name, array in theta.items()])
+    means = np.quantile(seen, (np.arange(16) + 0.5) / 16)
+    ours = mixture([0.0, *means], [0.05 * seen.std()] * 17, [0.2] + [0.05] * 16)
+    ours = GaussianMixture(ours.means, ours.log_precisions, ours.log_proportions, units or {})
+    posterior = Posterior(weights, {"mixture": ours})
+    return posterior, quantize(posterior, Quantization(codebook_bits=bits))
+
+
+UNITS = {"a.weight": 0.07, "b.weight": 1.4}
+
+
+def relative_error(tensor: QuantizedTensor, theta: np.ndarray) -> float:
+    return float(np.sqrt(np.square(tensor.dequantize() - theta).sum() / np.square(theta).sum()))
+
+
+def test_in_units_one_codebook_fits_layers_of_different_scale():
+    errors, used = {}, {}
+    for way, units in (("layer", UNITS), ("network", None)):
+        posterior, tensors = two_layers(units)
+        assert len({tensor.codebook.tobytes() for tensor in tensors.values()}) == 1
+        errors[way] = {name: relative_error(tensors[name], posterior.weights[name].theta) for name in UNITS}
+        used[way] = {name: np.unique(tensors[name].symbols).size / tensors[name].codebook.size for name in UNITS}
+    assert errors["layer"]["a.weight"] == pytest.approx(errors["layer"]["b.weight"], rel=0.25)
+    assert used["layer"] == {"a.weight": 1, "b.weight": 1}
+    assert errors["network"]["a.weight"] > 2 * errors["layer"]["a.weight"]
+    assert used["network"]["a.weight"] < 1
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_unit_is_the_scale_of_every_row_and_survives_what_comes_after(bits):
+    posterior, tensors = two_layers(UNITS, bits)
+    assert tensors["a.bias"].scale is None
+    for name, unit in UNITS.items():
+        expected = round_codebook(np.array([unit]), bits)
+        np.testing.assert_array_equal(tensors[name].scale.dequantize(), np.repeat(expected, len(tensors[name].symbols)))
+    fewer = trim(tensors, posterior, 500)
+    assert 0 < sum(tensor.nonzero for tensor in fewer.values()) <= 500
+    for name, tensor in fewer.items():
+        assert tensor.scale == tensors[name].scale
+        alive = tensor.symbols != 0
+        np.testing.assert_array_equal(tensor.dequantize()[alive], tensors[name].dequantize()[alive])
+    finer = share_anew(tensors, posterior, 256, bits)
+    for name in UNITS:
+        alive, theta = tensors[name].symbols != 0, posterior.weights[name].theta
+        off = np.abs(finer[name].dequantize() - theta)[alive].max()
+        assert off < 0.5 * np.abs(tensors[name].dequantize() - theta)[alive].max()
+    assert codec.decode(codec.encode(CompressedModel(finer))).tensors == finer
+
+
+def test_tensors_without_weights_have_no_scale():
+    posterior, tensors = two_layers(UNITS)
+    assert all(tensor.scale is None for tensor in trim(tensors, posterior, 0).values())

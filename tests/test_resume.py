@@ -100,6 +100,8 @@ def whole():
     assert len(watcher.steps) == STEPS
     computed = [stats.weights_computed for stats in result.fit.history if stats.phase.startswith("vd")]
     assert computed[-1] < computed[0]
+    # Behind a norm: the units of layers are among what has to be saved.
+    assert result.compressed.tensors["0.weight"].scale is not None
     return result
 
 

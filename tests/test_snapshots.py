@@ -146,3 +146,20 @@ def test_what_is_no_snapshot_is_refused(tmp_path, changes):
 def test_nothing_taken_is_valid_too(tmp_path):
     (tmp_path / "s.json").write_text(Snapshots().to_json())
     assert read_snapshots(tmp_path / "s.json") == Snapshots()
+
+
+def test_weights_are_drawn_in_the_units_of_the_mixture(tmp_path):
+    net = network()
+    with torch.no_grad():
+        net[2].weight.mul_(20)
+        net[2].bias.zero_()
+    prior = MixturePrior(5, weight_std=0.2, with_units=["0.weight", "2.weight"])
+    prior.units.copy_(torch.tensor([0.5, 10.0]))
+    train(SnapshotRecorder(tmp_path / "s.json"), net, prior, VD, SWS)
+    first, *_, last = read_snapshots(tmp_path / "s.json").moments
+    natural = [weight.theta.detach().flatten() for weight in variational_weights(net)]
+    for moment, units in ((first, (1, 1, 1, 1)), (last, (0.5, 1, 10, 1))):
+        seen = torch.cat([theta / unit for theta, unit in zip(natural, units, strict=True)])
+        expected, _ = np.histogram(seen.numpy(), BINS, (-moment.reach, moment.reach))
+        assert list(moment.counts) == expected.tolist()
+        assert moment.reach == pytest.approx(1.02 * seen.abs().max().item(), rel=1e-3)

@@ -77,6 +77,14 @@ def test_a_smaller_budget_is_met_by_a_stronger_prior():
     assert small.compressed.nonzero < large.compressed.nonzero
 
 
+@pytest.mark.parametrize("target", [{"max_bytes": 500}, {"min_ratio": 16.0}, {"max_accuracy_drop": 3.0}], ids=str)
+def test_targets_are_kept_in_units_of_layers_too(target):
+    result = compress(RECIPE.override("mixture.units=layer"), **target)
+    assert any(tensor.scale is not None for tensor in result.compressed.tensors.values())
+    assert Target.of(**target).missed_by(result, result.fit.accuracy_before) is None
+    assert result.bytes <= 700
+
+
 def test_a_ratio_is_a_byte_budget():
     result = compress(min_ratio=12.5)
     assert 12.5 <= result.ratio <= 12.5 / 0.95

@@ -104,7 +104,7 @@ class Ending:
         shared = SharedValues(network, quantized)
         self.close(network, quantized, shared)
         codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
-        quantized = {name: QuantizedTensor(tensor.symbols, codebook) for name, tensor in quantized.items()}
+        quantized = {name: dataclasses.replace(tensor, codebook=codebook) for name, tensor in quantized.items()}
         write_weights(network, quantized)
         self._renew(network)
         return quantized

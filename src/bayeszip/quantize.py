@@ -2,7 +2,8 @@
 
 Two ways, as in app. B of the paper:
 
-- with a mixture: each θ takes the mean of its most responsible component;
+- with a mixture: each θ takes the mean of its most responsible component, in the unit of its tensor, which becomes the
+  scale of all its rows;
 - without (variational dropout alone): weights whose dropout rate σ²/(θ²+σ²) reaches a threshold become 0, and a
   mixture fitted to the fixed rest gives the shared values.
 
@@ -95,7 +96,7 @@ class Quantization:
 
 
 def quantize(posterior: Posterior, settings: Quantization) -> dict[str, QuantizedTensor]:
-    """Symbols for every weight of the posterior, with one codebook for all."""
+    """Symbols for every weight of the posterior, with one codebook for all; tensors with a unit have it as a scale."""
     if settings.assignment == "mixture":
         if posterior.mixture is None:
             raise ModelError("assignment=mixture needs a network trained with a mixture prior; use assignment=fit")
@@ -104,12 +105,16 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
         mixture, first = fit_mixture(_survivors(posterior, settings.prune_rate), settings.components), 1
     group, values = _merge(mixture, settings.merge_within, pinned=first == 0)
     symbols = {
-        name: _assign(weight, mixture, settings.prune_rate, group, first) for name, weight in posterior.weights.items()
+        name: np.where(_pruned(weight, settings.prune_rate), 0, _assign(weight.theta, name, mixture, group) + first)
+        for name, weight in posterior.weights.items()
     }
     if first:
         values = np.concatenate([[0.0], values])
         values = _with_zero(values, symbols, {name: weight.theta for name, weight in posterior.weights.items()})
-    return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+    tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+    for name, unit in mixture.units.items():
+        tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
+    return tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -146,7 +151,7 @@ def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:
     """Weights in units of their channel's scale, where the tensor has scales."""
     if tensor.scale is None:
         return weights
-    scales = tensor.scale.dequantize().reshape(-1, *(1,) * (weights.ndim - tensor.axis - 1))
+    scales = tensor.row_scales()
     return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
 
 
@@ -154,7 +159,16 @@ def _with_scales(
     tensors: Mapping[str, QuantizedTensor], like: Mapping[str, QuantizedTensor]
 ) -> dict[str, QuantizedTensor]:
     """The tensors with the scales of those they came from."""
-    return {name: replace(tensor, scale=like[name].scale, axis=like[name].axis) for name, tensor in tensors.items()}
+    return {
+        name: replace(tensor, scale=like[name].scale, axis=like[name].axis) if tensor.nonzero else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _in_unit(tensor: QuantizedTensor, scales: np.ndarray) -> QuantizedTensor:
+    """The tensor with `scales[1]` for every row, if any of its weights is left to scale."""
+    rows = tensor.shape[:1]
+    return replace(tensor, scale=QuantizedTensor(np.ones(rows, np.uint8), scales)) if tensor.nonzero else tensor
 
 
 def _shared_codebook(quantized: Mapping[str, QuantizedTensor]) -> np.ndarray:
@@ -474,17 +488,17 @@ def _pruned(weight: GaussianTensor, prune_rate: float) -> np.ndarray:
     return sigma2 >= prune_rate * (weight.theta.astype(np.float64) ** 2 + sigma2)
 
 
-def _assign(
-    weight: GaussianTensor, mixture: GaussianMixture, prune_rate: float, group: np.ndarray, first: int
-) -> np.ndarray:
-    """The symbol of each weight: the group of its most responsible component, counted from `first`; 0 if pruned."""
-    flat = weight.theta.astype(np.float64).ravel()
-    symbols = np.empty(flat.size, np.int64)
+def _assign(theta: np.ndarray, name: str, mixture: GaussianMixture, group: np.ndarray) -> np.ndarray:
+    """The group of each weight's most responsible component."""
+    flat = theta.astype(np.float64).ravel()
+    if name in mixture.units:
+        flat /= mixture.units[name]
+    groups = np.empty(flat.size, np.int64)
     step = max(1, _CHUNK // len(mixture))
     for start in range(0, flat.size, step):
         best = mixture.log_joint(flat[start : start + step]).argmax(axis=1)
-        symbols[start : start + step] = group[best] + first
-    return np.where(_pruned(weight, prune_rate), 0, symbols.reshape(weight.theta.shape))
+        groups[start : start + step] = group[best]
+    return groups.reshape(theta.shape)
 
 
 def _merge(mixture: GaussianMixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -41,6 +41,8 @@ class MixtureShape:
 class Snapshot:
     """The weights' means after `epoch` of `epochs` of a phase (0: at its start), counted in bins.
 
+    Where the mixture has units they are in units, as its components and the shared values in a file are.
+
     Args:
         reach: `BINS` even bins cover −reach to reach.
         counts: all weights; those no longer computed count as zeros.
@@ -162,16 +164,16 @@ def _shapes(course: Course) -> dict[str, tuple[int, ...]]:
 @torch.no_grad()
 def _snapshot(epoch: int, course: Course, expected: int) -> Snapshot:
     """`expected`: how many weights there are, compacted ones included (0: those at hand)."""
-    weights = course.weights
-    reach = max((weight.theta.abs().max().item() for weight in weights if weight.theta.numel()), default=0.0)
+    mixture = course.posterior().mixture
+    units = mixture.units if mixture else {}
+    thetas = [weight.theta.float() / units.get(weight.name, 1.0) for weight in course.weights]
+    reach = max((theta.abs().max().item() for theta in thetas if theta.numel()), default=0.0)
     reach = _rounded(1.02 * reach) or 1.0
     counts, kept = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
-    for weight in weights:
-        theta = weight.theta.float()
+    for weight, theta in zip(course.weights, thetas, strict=True):
         counts += np.histogram(theta.cpu().numpy(), BINS, (-reach, reach))[0]
         kept += np.histogram(theta[course.keeps(weight)].cpu().numpy(), BINS, (-reach, reach))[0]
     counts[BINS // 2] += max(0, expected - int(counts.sum()))
-    mixture = course.posterior().mixture
     return Snapshot(
         phase=course.phase.name,
         epoch=epoch,

@@ -205,10 +205,13 @@ class QuantizedTensor:
     def dequantize(self) -> np.ndarray:
         """The float32 weights: shared values, times their row's scale; no zero is negative where there is a scale."""
         values = np.asarray(self.codebook[self.symbols])
+        return values if self.scale is None else values * self.row_scales() + np.float32(0)
+
+    def row_scales(self) -> np.ndarray:
+        """The scales, in a shape that multiplies the tensor's; 1 where it has none."""
         if self.scale is None:
-            return values
-        others = (1,) * (len(self.shape) - self.axis - 1)
-        return values * self.scale.dequantize().reshape(-1, *others) + np.float32(0)
+            return np.ones((), np.float32)
+        return self.scale.dequantize().reshape(-1, *(1,) * (len(self.shape) - self.axis - 1))
 
     def take(self, places: np.ndarray, axis: int) -> "QuantizedTensor":
         """The rows at `places` along an axis, in that order, with their scales."""

@@ -71,10 +71,9 @@ def start_terms(network: nn.Module, phases: Sequence[Phase], starts: Mapping[str
     Args:
         starts: what the recipe says of terms, by name.
     """
-    weights = tuple(variational_weights(network))
-    if not weights:
+    if next(variational_weights(network), None) is None:
         return ()
-    return tuple(kind.start(weights, starts.get(kind.name)) for kind in KINDS.values() if is_in_force(kind, phases))
+    return tuple(kind.start(network, starts.get(kind.name)) for kind in KINDS.values() if is_in_force(kind, phases))
 
 
 def is_in_force(kind: type[Term], phases: Sequence[Phase]) -> bool:

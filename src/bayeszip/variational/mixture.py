@@ -1,13 +1,15 @@
 """Soft weight sharing: the Gaussian-mixture prior GM_ψ on the weight means, which pulls them to a few shared values.
 
-    cost = −Σᵢ log GM_ψ(θᵢ) − Σ_k log Gamma(λ_k | a, b)        eq. 5 and the hyper-prior of app. A
+    cost = −Σᵢ log GM_ψ(θᵢ/uᵢ) − Σ_k log Gamma(λ_k | a, b)        eq. 5 and the hyper-prior of app. A
 
-One component is pinned at zero. `mixture_sum` has the sum over all weights.
+One component is pinned at zero. u is the unit of a weight's tensor, 1 unless the network has units by layer: then one
+set of shared values serves layers of any scale. −log u, by which the density of θ differs from that of θ/u, is a
+constant and left out. `mixture_sum` has the sum over all weights.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,15 +17,21 @@ from torch import Tensor, nn
 
 from bayeszip.errors import RecipeError
 from bayeszip.schedules import geometric, ramp
-from bayeszip.settings import at_least, between, check, positive, setting
+from bayeszip.settings import at_least, between, check, choice, positive, setting
 from bayeszip.variational.distributions import log_gamma_density, log_joint
 from bayeszip.variational.divergence import survivors
-from bayeszip.variational.layers import VariationalWeight
+from bayeszip.variational.layers import VariationalWeight, variational_weights
 from bayeszip.variational.mixture_sum import CHUNK, Components, Method, grid_for, log_mixture_sum, with_gradients
 from bayeszip.variational.passes import add_to_gradients
 from bayeszip.variational.terms import Term
 
 __all__ = ["GaussianMixture", "MixturePrior", "MixtureSettings", "MixtureStart"]
+
+#: Behind or before these the scale of a layer's weights is free, so that layers come to differ in it.
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+#: Units are held to what half precision holds well.
+_SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-14, 2.0**15
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,23 @@ class MixtureStart:
     zero_proportion: float = setting(0.999, "π₀, pinned", between(0, 1))
     hyper_shape: float = setting(1e5, "α of the Gamma hyper-prior on the precisions", at_least(1))
     hyper_rate: float = setting(10.0, "β of the Gamma hyper-prior on the precisions", positive)
+    units: str = setting(
+        "auto",
+        "shared values are in units of the whole network, or of each layer as a phase with reseed finds it; auto: of "
+        "each layer if there is a normalization layer",
+        choice("auto", "network", "layer"),
+    )
 
     def __post_init__(self) -> None:
         check(self, "mixture")
         if self.components > 1 and not 0 < self.zero_proportion < 1:
             raise RecipeError(f"mixture.zero_proportion must lie between 0 and 1, not {self.zero_proportion}")
+
+    def by_layer(self, network: nn.Module) -> bool:
+        """Whether the layers of a network have units of their own."""
+        return self.units == "layer" or (
+            self.units == "auto" and any(isinstance(module, _NORMS) for module in network.modules())
+        )
 
 
 @dataclass(frozen=True)
@@ -65,24 +85,26 @@ class MixtureSettings:
 class GaussianMixture:
     """GM_ψ frozen: means, log-precisions and log-proportions of K components, as arrays.
 
-    That of a prior has the component pinned at zero in front.
+    That of a prior has the component pinned at zero in front. `units` are those of tensors, by name, that are not 1:
+    it is a density of θ/u.
     """
 
     means: np.ndarray
     log_precisions: np.ndarray
     log_proportions: np.ndarray
+    units: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.means)
 
     def log_joint(self, values: np.ndarray) -> np.ndarray:
-        """log π_k + log N(x | μ_k, λ_k⁻¹) but for a constant, values × components."""
+        """log π_k + log N(x | μ_k, λ_k⁻¹) but for a constant, values × components; values in their units."""
         constants = self.log_proportions + 0.5 * self.log_precisions
         return constants - 0.5 * np.exp(self.log_precisions) * (values[:, None] - self.means) ** 2
 
 
 class MixturePrior(Term):
-    """p(θ) = Π_i Σ_k π_k N(θ_i | μ_k, λ_k⁻¹), with μ₀ = 0 and π₀ pinned and a Gamma(a, b) hyper-prior on every λ_k.
+    """p(θ) ∝ Π_i Σ_k π_k N(θ_i/u_i | μ_k, λ_k⁻¹), with μ₀ = 0 and π₀ pinned and a Gamma(a, b) hyper-prior on every λ_k.
 
     Start values are the paper's (table 3, with the proportions' denominator corrected to K−1): μ_k = kΔμ for
     k = −(K−1)/2 … (K−1)/2, log λ_k = −2 log(0.9 Δμ), π_k = (1−π₀)/(K−1), Δμ = 2 std(w)/K.
@@ -92,6 +114,7 @@ class MixturePrior(Term):
         weight_std: std(w) of the pretrained weights.
         zero_proportion: π₀, pinned.
         hyper_shape, hyper_rate: a and b of the Gamma hyper-prior.
+        with_units: the tensors, by name, that have a unit of their own; 1 until a phase begins with `reseed`.
     """
 
     name = "mixture"
@@ -105,6 +128,7 @@ class MixturePrior(Term):
         zero_proportion: float = 0.999,
         hyper_shape: float = 1e5,
         hyper_rate: float = 10.0,
+        with_units: Sequence[str] = (),
     ) -> None:
         super().__init__()
         # Constant weights have std 0: fall back on the hyper-prior's own scale, so that components stay apart.
@@ -119,14 +143,20 @@ class MixturePrior(Term):
         self.log_precisions = nn.Parameter(torch.full((components,), -2 * math.log(0.9 * spacing)))
         #: Unnormalized log π_k of the free components; they share 1 − π₀.
         self.log_proportions = nn.Parameter(torch.zeros(components - 1))
+        self._with_units = {name: place for place, name in enumerate(with_units)}
+        #: u of the tensors that have one, exact in half precision; part of the state. None: all are 1.
+        self.units: Tensor | None
+        self.register_buffer("units", torch.ones(len(with_units)) if with_units else None)
 
     @classmethod
-    def start(cls, weights: Sequence[VariationalWeight], start: MixtureStart | None) -> "MixturePrior":
+    def start(cls, network: nn.Module, start: MixtureStart | None) -> "MixturePrior":
         """The mixture at its start values; Δμ follows the spread of the pretrained weights."""
-        start = start or MixtureStart()
+        start, weights = start or MixtureStart(), tuple(variational_weights(network))
         theta = torch.cat([weight.theta.detach().flatten().float() for weight in weights])
         shape = (start.zero_proportion, start.hyper_shape, start.hyper_rate)
-        return cls(start.components, theta.std(correction=0).item(), *shape).to(theta.device)
+        # A bias is on the scale of activations, which a unit of the weights says nothing of.
+        with_units = [w.name for w in weights if w.theta.dim() > 1] if start.by_layer(network) else []
+        return cls(start.components, theta.std(correction=0).item(), *shape, with_units).to(theta.device)
 
     @classmethod
     def counts(cls, settings: MixtureSettings) -> bool:
@@ -144,7 +174,9 @@ class MixturePrior(Term):
 
     def begin(self, settings: MixtureSettings, weights: Sequence[VariationalWeight]) -> None:
         if settings.reseed:
-            self.reseed(survivors(weights))
+            kept = {weight.name: survivors([weight]) for weight in weights}
+            self.measure_units(kept)
+            self.reseed(torch.cat([self._seen(values, name) for name, values in kept.items()]))
 
     def turn(self, *dials: float | Tensor) -> None:
         for std in dials:
@@ -162,14 +194,19 @@ class MixturePrior(Term):
         return log_mixture_sum(thetas, self.components(), method, scale)
 
     def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
-        mixture = self.log_prob(*(weight.theta for weight in weights), scale=-tau)
+        mixture = self.log_prob(*(self._seen(weight.theta, weight.name) for weight in weights), scale=-tau)
         return mixture, self._hyper_cost(tau)
 
     def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
-        thetas, components = [weight.theta for weight in weights], self.components()
-        grid = grid_for(thetas, components, "auto")
-        value, by_components, by_theta = with_gradients(thetas, components, grid, -tau)
-        add_to_gradients(thetas, by_theta)
+        with torch.no_grad():
+            seen = [self._seen(weight.theta, weight.name) for weight in weights]
+        components = self.components()
+        value, by_components, slopes = with_gradients(seen, components, grid_for(seen, components, "auto"), -tau)
+        # The chain rule: d/dθ = u⁻¹ d/d(θ/u).
+        by_theta = [
+            self._seen(slope, weight.name).to(weight.theta.dtype) for slope, weight in zip(slopes, weights, strict=True)
+        ]
+        add_to_gradients([weight.theta for weight in weights], by_theta)
         trained = [part.requires_grad for part in components]
         torch.autograd.backward(
             [part for part, wanted in zip(components, trained, strict=True) if wanted],
@@ -188,10 +225,30 @@ class MixturePrior(Term):
 
     def keeps(self, weight: VariationalWeight) -> Tensor:
         """Those whose most responsible component is not the one at zero."""
-        return self.assign(weight.theta) > 0
+        return self.assign(self._seen(weight.theta, weight.name)) > 0
 
     def frozen(self) -> GaussianMixture:
-        return GaussianMixture(*(part.detach().float().cpu().numpy().copy() for part in self.components()))
+        held = [] if self.units is None else self.units.tolist()
+        units = {name: unit for name, unit in zip(self._with_units, held, strict=True) if unit != 1}
+        means, log_precisions, log_proportions = (
+            part.detach().float().cpu().numpy().copy() for part in self.components()
+        )
+        return GaussianMixture(means, log_precisions, log_proportions, units)
+
+    @torch.no_grad()
+    def measure_units(self, survivors: Mapping[str, Tensor]) -> None:
+        """u = root mean square of a tensor's survivors ÷ that of all, whose scale therefore stays; 1 without any."""
+        if self.units is None:
+            return
+        whole = _root_mean_square(torch.cat(list(survivors.values())))
+        sizes = [_root_mean_square(survivors[name]) for name in self._with_units]
+        ratios = [size / whole if size > 0 and whole > 0 else 1.0 for size in sizes]
+        self.units.copy_(torch.tensor(ratios).clamp(_SMALLEST_UNIT, _LARGEST_UNIT).half())
+
+    def _seen(self, theta: Tensor, name: str) -> Tensor:
+        """θ/u: weights of the tensor `name` as the components see them."""
+        place = self._with_units.get(name)
+        return theta if self.units is None or place is None else theta.float() / self.units[place]
 
     def log_hyper_prior(self) -> Tensor:
         """Σ_k log Gamma(λ_k | a, b)."""
@@ -205,7 +262,7 @@ class MixturePrior(Term):
 
     @torch.no_grad()
     def assign(self, theta: Tensor) -> Tensor:
-        """For each weight the index of its most responsible component, argmax_k π_k N(θ | μ_k, λ_k⁻¹)."""
+        """For each weight, in its unit, the index of its most responsible component, argmax_k π_k N(θ | μ_k, λ_k⁻¹)."""
         components = self.components()
         flat = theta.detach().float().flatten()
         step = max(1, CHUNK // len(components.means))
@@ -222,6 +279,10 @@ class MixturePrior(Term):
         ordered = survivors.float().flatten().sort().values
         self.means.copy_(ordered[(levels * ordered.numel()).long()])
         self.log_proportions.zero_()
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return values.double().square().mean().sqrt().item() if values.numel() else 0.0
 
 
 def _log1m(probability: float) -> float:

@@ -56,10 +56,11 @@ class Term(nn.Module):
             KINDS[cls.name] = cls
 
     @classmethod
-    def start(cls, weights: Sequence[VariationalWeight], start: Any) -> "Term":
-        """The term at its start values, for a network as it was pretrained.
+    def start(cls, network: nn.Module, start: Any) -> "Term":
+        """The term at its start values.
 
         Args:
+            network: with Gaussian weights, as it was pretrained.
             start: what the recipe says under the term's name, if anything.
         """
         return cls()
