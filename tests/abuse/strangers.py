@@ -58,7 +58,6 @@ class Sketch:
     inputs: int
     nodes: list[Node] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
     tensors: dict[str, QuantizedTensor | RawTensor] = field(default_factory=dict)
 
     def tensor(self, *shape: int, dtype: str | None = None, high: int = 4) -> str:
