@@ -254,7 +254,7 @@ def _door(name: str, refused: Counter) -> Iterator[None]:
 
 def _through(seed: int, folder: Path, refused: Counter) -> None:
     """One file through every door."""
-    from bayeszip import graph, pipeline
+    from bayeszip import graph, loading
 
     with _door("encode", refused):
         model = stranger(seed)
@@ -269,10 +269,10 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
             raise Finding("decode: another model")
     sound, network = False, None
     with _door("verify", refused):
-        pipeline.verify(path, limits=LIMITS)
+        loading.verify(path, limits=LIMITS)
         sound = True
     with _door("load", refused):
-        network = pipeline.load(path, limits=LIMITS)
+        network = loading.load(path, limits=LIMITS)
     if sound != (network is not None):
         raise Finding(f"verify says {sound}, load says {network is not None}")
     if seed % 3 == 0:
@@ -281,7 +281,7 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
     elif seed % 3 == 1:
         dense = seed % 2 == 0
         with _door("export, dense" if dense else "export", refused):
-            pipeline.export(path, folder / "out.safetensors", dense=dense, limits=LIMITS)
+            loading.export(path, folder / "out.safetensors", dense=dense, limits=LIMITS)
     if seed % 7 == 0:
         with _door("report", refused):
             _report(path)
@@ -291,10 +291,10 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
         _run(model, network, path, seed)
     if seed % 20 == 0 and graph.soundness.states_inputs(model.graph):
         with _door("against", refused):
-            pipeline.verify(path, against=network, limits=LIMITS)
+            loading.verify(path, against=network, limits=LIMITS)
     if seed % 500 == 0:
         with _door("onnx", refused):
-            pipeline.export(path, folder / "out.onnx", limits=LIMITS)
+            loading.export(path, folder / "out.onnx", limits=LIMITS)
 
 
 def _into(path: Path) -> None:
@@ -302,7 +302,7 @@ def _into(path: Path) -> None:
     import torch
     from torch import nn
 
-    from bayeszip import pipeline
+    from bayeszip import loading
 
     class Zoo(nn.Module):
         def __init__(self) -> None:
@@ -317,7 +317,7 @@ def _into(path: Path) -> None:
         def poisoned(self) -> None:
             raise Finding("a name of the file was looked up as an attribute")
 
-    net = pipeline.load(path, into=Zoo().eval(), limits=LIMITS)
+    net = loading.load(path, into=Zoo().eval(), limits=LIMITS)
     with contextlib.suppress(RuntimeError, IndexError):
         net.rnn(torch.randn(2, 1, net.rnn.input_size))
         net.emb(torch.tensor([0]))
@@ -337,7 +337,7 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     """Twice on the same inputs, with other things in memory the second time: one answer."""
     import torch
 
-    from bayeszip import pipeline
+    from bayeszip import loading
     from bayeszip.graph.proof import outputs_of, random_inputs
 
     generator = torch.Generator().manual_seed(seed)
@@ -351,7 +351,7 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     with torch.no_grad():
         answers = []
         for again in (False, True):
-            net = pipeline.load(path, limits=LIMITS) if again else network
+            net = loading.load(path, limits=LIMITS) if again else network
             litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if again else []
             try:
                 answers.append(outputs_of(net(*inputs)))
