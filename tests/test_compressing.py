@@ -377,3 +377,20 @@ def test_networks_without_norms_have_the_files_they_had():
     of_the_network = compress(mlp(), settings=QUICK.override("mixture.units=network"))
     assert compress(mlp()).blob == of_the_network.blob
     assert all(tensor.scale is None for tensor in of_the_network.compressed.tensors.values())
+
+
+def test_transposed_and_grouped_convolutions_have_units_too(tmp_path):
+    def network():
+        torch.manual_seed(0)
+        up = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, 2), nn.BatchNorm2d(6))
+        net = nn.Sequential(*up, nn.ReLU(), nn.Conv2d(6, 6, 3, 4, groups=3), nn.Flatten(), nn.Linear(54, 4))
+        with torch.no_grad():
+            net[3].weight.mul_(9)
+        return net
+
+    result = compress(network(), data=ResidentBatches(*patches(), 64, shuffle=True, seed=0))
+    assert result.compressed.tensors["3.weight"].scale is not None
+    result.save(tmp_path / "net.bayz")
+    inputs = patches(seed=1)[0]
+    outputs = bayeszip.load(tmp_path / "net.bayz")(inputs)
+    torch.testing.assert_close(bayeszip.load(tmp_path / "net.bayz", into=network()).eval()(inputs), outputs)

@@ -105,7 +105,7 @@ def test_it_is_set_like_any_other_setting_and_travels_as_json():
 
 
 def test_it_trains_and_shrinks_what_it_penalizes():
-    with_it, without = compressed(settings(30.0)), compressed(settings(0))
+    with_it, without = compressed(settings(300.0)), compressed(settings(0))
     norms = [sum(float(p.detach().norm()) for p in r.network().parameters()) for r in (with_it, without)]
     assert norms[0] < 0.8 * norms[1]
     parts = [stats.parts for stats in with_it.fit.history if stats.phase in ("vd", "vd+sws")]

@@ -10,6 +10,7 @@ from bayeszip.report import charts
 from bayeszip.report.contents import Contents, Layer
 from bayeszip.report.markup import Markup, element, join
 from bayeszip.summary import show_bytes
+from bayeszip.tensors import QuantizedTensor
 
 __all__ = ["page"]
 
@@ -313,15 +314,18 @@ def _weights(contents: Contents) -> Markup:
     ]
     return _section(
         "The weights",
-        _weights_note(bool(moments)),
+        _weights_note(contents),
         element("div", *figures, class_="grid"),
         _more("The values in the file as a table", _table(("around" if values.width else "value", "weights"), rows)),
     )
 
 
-def _weights_note(snapshots: bool) -> Markup:
+def _weights_note(contents: Contents) -> Markup:
     said = "How many weights have which value, on a logarithmic scale. "
-    if not snapshots:
+    quantized = (tensor for tensor in contents.model.tensors.values() if isinstance(tensor, QuantizedTensor))
+    if any(tensor.scale is not None for tensor in quantized):
+        said += "Values in the file, and weights while the mixture is trained, are in units of their layer or channel. "
+    if contents.run is None or not contents.run.snapshots.moments:
         return element("p", said, class_="note")
     return element(
         "p",

@@ -230,10 +230,8 @@ class MixturePrior(Term):
     def frozen(self) -> GaussianMixture:
         held = [] if self.units is None else self.units.tolist()
         units = {name: unit for name, unit in zip(self._with_units, held, strict=True) if unit != 1}
-        means, log_precisions, log_proportions = (
-            part.detach().float().cpu().numpy().copy() for part in self.components()
-        )
-        return GaussianMixture(means, log_precisions, log_proportions, units)
+        means, precisions, proportions = (part.detach().float().cpu().numpy().copy() for part in self.components())
+        return GaussianMixture(means, precisions, proportions, units)
 
     @torch.no_grad()
     def measure_units(self, survivors: Mapping[str, Tensor]) -> None:
