@@ -88,7 +88,7 @@ def _attribute(dice: random.Random, attribute: Attribute, rank: int) -> Any:
         return dice.choice((0.5, 1e-5, 1.0, 2.0))
     if attribute.kind == "int":
         return dice.choice((attribute.default, 0, 1, 2, -1, rank - 1))
-    count = len(attribute.default) or dice.randint(1, 3)
+    count = (len(attribute.default) if isinstance(attribute.default, tuple) else 0) or dice.randint(1, 3)
     if attribute.name == "dims":
         return tuple(dice.sample(range(rank), rank)) if attribute.default == (0, 2, 1) else (dice.randrange(-1, rank),)
     return tuple(dice.choice((0, 1, 1, 2, 3)) for _ in range(count))
@@ -148,7 +148,8 @@ def _grow(sketch: Sketch) -> None:
         try:
             given = [None if name is None else sketch.tensors[name].shape for name in node.tensors]
             RULES[op].check_tensors(node, given)
-            shape = RULES[op].shape(node, shapes, given) if None not in shapes else None
+            fitting = [each for each in shapes if each is not None]
+            shape = RULES[op].shape(node, fitting, given) if len(fitting) == len(shapes) else None
         except (ModelError, ValueError, TypeError, LookupError, ArithmeticError):
             if attempt < 5 or dice.random() < 0.9:
                 sketch.tensors = before
@@ -208,15 +209,17 @@ def stranger(seed: int) -> CompressedModel:
     dice = random.Random(seed)
     sketch = Sketch(dice, dice.choice((1, 1, 1, 2)))
     stated = dice.random() < 0.85
+    states: list[tuple[int, ...]] = []
     for position in range(sketch.inputs):
         shape = tuple(dice.randint(1, 5) for _ in range(dice.randint(1, 3)))
         sketch.shapes.append(None if stated else (-1, *shape))
         if stated:
             dtype = dice.choice(("float32",) * 6 + ("int64", "bool", "float64", "uint8"))
             own = dice.choice(("float32",) * 8 + ("float64", "bfloat16", "float16"))
+            states.append(shape)
             sketch.nodes.append(Node("input", (position,), (), {"shape": shape, "dtype": dtype, "computes_in": own}))
     if stated:
-        sketch.shapes += [(-1, *node.attributes["shape"]) for node in sketch.nodes]
+        sketch.shapes += [(-1, *shape) for shape in states]
     else:
         sketch.inputs, inputs = 0, sketch.inputs
     for _ in range(dice.randint(1, 8)):
@@ -255,7 +258,7 @@ def _door(name: str, refused: Counter) -> Iterator[None]:
 
 def _through(seed: int, folder: Path, refused: Counter) -> None:
     """One file through every door."""
-    from bayeszip import graph, pipeline
+    from bayeszip import graph, loading
 
     with _door("encode", refused):
         model = stranger(seed)
@@ -270,10 +273,10 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
             raise Finding("decode: another model")
     sound, network = False, None
     with _door("verify", refused):
-        pipeline.verify(path, limits=LIMITS)
+        loading.verify(path, limits=LIMITS)
         sound = True
     with _door("load", refused):
-        network = pipeline.load(path, limits=LIMITS)
+        network = loading.load(path, limits=LIMITS)
     if sound != (network is not None):
         raise Finding(f"verify says {sound}, load says {network is not None}")
     if seed % 3 == 0:
@@ -282,7 +285,7 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
     elif seed % 3 == 1:
         dense = seed % 2 == 0
         with _door("export, dense" if dense else "export", refused):
-            pipeline.export(path, folder / "out.safetensors", dense=dense, limits=LIMITS)
+            loading.export(path, folder / "out.safetensors", dense=dense, limits=LIMITS)
     if seed % 7 == 0:
         with _door("report", refused):
             _report(path)
@@ -290,12 +293,12 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
         return
     with _door("run", refused):
         _run(model, network, path, seed)
-    if seed % 20 == 0 and graph.soundness.states_inputs(model.graph):
+    if seed % 20 == 0 and model.graph is not None and graph.soundness.states_inputs(model.graph):
         with _door("against", refused):
-            pipeline.verify(path, against=network, limits=LIMITS)
+            loading.verify(path, against=network, limits=LIMITS)
     if seed % 500 == 0:
         with _door("onnx", refused):
-            pipeline.export(path, folder / "out.onnx", limits=LIMITS)
+            loading.export(path, folder / "out.onnx", limits=LIMITS)
 
 
 def _into(path: Path) -> None:
@@ -303,7 +306,7 @@ def _into(path: Path) -> None:
     import torch
     from torch import nn
 
-    from bayeszip import pipeline
+    from bayeszip import loading
 
     class Zoo(nn.Module):
         def __init__(self) -> None:
@@ -318,7 +321,8 @@ def _into(path: Path) -> None:
         def poisoned(self) -> None:
             raise Finding("a name of the file was looked up as an attribute")
 
-    net = pipeline.load(path, into=Zoo().eval(), limits=LIMITS)
+    net = loading.load(path, into=Zoo().eval(), limits=LIMITS)
+    assert isinstance(net, Zoo)
     with contextlib.suppress(RuntimeError, IndexError):
         net.rnn(torch.randn(2, 1, net.rnn.input_size))
         net.emb(torch.tensor([0]))
@@ -338,9 +342,10 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     """Twice on the same inputs, with other things in memory the second time: one answer."""
     import torch
 
-    from bayeszip import pipeline
+    from bayeszip import loading
     from bayeszip.graph.proof import outputs_of, random_inputs
 
+    assert model.graph is not None
     generator = torch.Generator().manual_seed(seed)
     stated = {node.inputs for node in model.graph.nodes if node.op == "input"}
     if len(stated) == model.graph.inputs:
@@ -348,11 +353,11 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     else:
         dice = random.Random(seed)
         shapes = [[dice.randint(1, 4) for _ in range(dice.randint(0, 3))] for _ in range(model.graph.inputs)]
-        inputs = [torch.randn(2, *shape) for shape in shapes]
+        inputs = tuple(torch.randn(2, *shape) for shape in shapes)
     with torch.no_grad():
         answers = []
         for again in (False, True):
-            net = pipeline.load(path, limits=LIMITS) if again else network
+            net = loading.load(path, limits=LIMITS) if again else network
             litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if again else []
             try:
                 answers.append(outputs_of(net(*inputs)))
@@ -430,8 +435,8 @@ def campaign(count: int, first: int = 0) -> Findings:
         with tempfile.TemporaryFile("w+") as errors:
             done = False
             command = [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))]
-            settings = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
-            with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **settings) as child:
+            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+            with subprocess.Popen(command, env=one_thread, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
                 for line in child.stdout or ():
                     told = json.loads(line)
                     if "seed" in told:

@@ -13,7 +13,7 @@ import torch
 from mutation import repaired
 from torch import nn
 
-from bayeszip import codec, pipeline, report
+from bayeszip import codec, loading, report
 from bayeszip.codec import Limits, decode, describe, encode
 from bayeszip.errors import BayeszipError, FormatError, ModelError
 from bayeszip.graph import dense_tensors, load_into, to_module
@@ -100,13 +100,13 @@ class Own(nn.Module):
 def doors(path: Path) -> dict[str, Callable[[], object]]:
     out = path.parent
     return {
-        "load": lambda: pipeline.load(path),
-        "into": lambda: pipeline.load(path, into=Own()),
-        "verify": lambda: pipeline.verify(path),
-        "against": lambda: pipeline.verify(path, against=Own()),
-        "safetensors": lambda: pipeline.export(path, out / "x.safetensors"),
-        "dense": lambda: pipeline.export(path, out / "x.safetensors", dense=True),
-        "onnx": lambda: pipeline.export(path, out / "x.onnx"),
+        "load": lambda: loading.load(path),
+        "into": lambda: loading.load(path, into=Own()),
+        "verify": lambda: loading.verify(path),
+        "against": lambda: loading.verify(path, against=Own()),
+        "safetensors": lambda: loading.export(path, out / "x.safetensors"),
+        "dense": lambda: loading.export(path, out / "x.safetensors", dense=True),
+        "onnx": lambda: loading.export(path, out / "x.onnx"),
         "report": lambda: report.gather(path),
     }
 
@@ -194,10 +194,10 @@ def test_a_comparison_is_charged_too(tmp_path):
     graph = Graph(1, (Node("input", (0,), (), {"shape": (3,)}), Node("linear", (1,), ("fc.weight", "fc.bias"))), (2,))
     path, own = tmp_path / "x.bayz", Own()
     path.write_bytes(encode(CompressedModel({"fc.weight": weight(3, 3), "fc.bias": weight(3)}, graph)))
-    pipeline.load(path, into=own)
-    assert pipeline.verify(path, against=own, limits=Limits(operations=12)) == 0
+    loading.load(path, into=own)
+    assert loading.verify(path, against=own, limits=Limits(operations=12)) == 0
     with pytest.raises(LimitExceeded, match="raise `operations`"):
-        pipeline.verify(path, against=own, limits=Limits(operations=5))
+        loading.verify(path, against=own, limits=Limits(operations=5))
 
 
 def test_one_budget_is_charged_along_the_way():
@@ -229,7 +229,7 @@ def test_loading_peaks_at_twice_what_is_declared(kind, tmp_path):
     """In a process of its own: bytes beyond those before, against those of the loaded network."""
     code = f"""
 import numpy as np, torch
-from bayeszip import pipeline
+from bayeszip import loading
 from bayeszip.codec import Limits, container
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 def memory(kind):
@@ -247,11 +247,11 @@ def write(size):
     blob = container._write(model(size), container.ContextCoder(), "context")
     open({str(tmp_path / "x.bayz")!r}, "wb").write(blob)
 write(900)
-pipeline.load({str(tmp_path / "x.bayz")!r})
+loading.load({str(tmp_path / "x.bayz")!r})
 write(5000)
 open("/proc/self/clear_refs", "w").write("5")
 before = memory("VmRSS")
-network = pipeline.load({str(tmp_path / "x.bayz")!r}, limits=Limits(work=2**40))  # zeros are no work, but might be
+network = loading.load({str(tmp_path / "x.bayz")!r}, limits=Limits(work=2**40))  # zeros are no work, but might be
 print((memory("VmHWM") - before) / sum(each.nbytes for each in network.parameters()))
 """
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bayeszip import pipeline
+from bayeszip import loading
 from bayeszip.codec import encode
 from bayeszip.data import read_idx
 from bayeszip.errors import BayeszipError, DataError, FormatError, ModelError, OutputError, TargetError
@@ -68,7 +68,7 @@ def test_what_safetensors_keeps_for_itself_is_no_name(tmp_path):
     path.write_bytes(encode(CompressedModel({"__metadata__": QuantizedTensor(np.ones(3, dtype=np.uint8), BOOK)})))
     for dense in (False, True):
         with pytest.raises(ModelError, match="__metadata__"):
-            pipeline.export(path, tmp_path / "x.safetensors", dense=dense)
+            loading.export(path, tmp_path / "x.safetensors", dense=dense)
 
 
 def test_no_command_prints_what_steers_a_terminal(tmp_path):
