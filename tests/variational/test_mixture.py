@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bayeszip.variational import MixturePrior, mixture_sum
 from bayeszip.variational.distributions import log_gamma_density, log_mixture
-from bayeszip.variational.mixture_sum import NODE_SPACING, Components, Method, log_mixture_sum
+from bayeszip.variational.mixture_sum import NODE_SPACING, Components, log_mixture_sum
 
 
 def test_start_values_are_table_3s():
@@ -72,7 +72,9 @@ def exact_gradients(theta: torch.Tensor, components: Components) -> tuple[float,
     return value.item(), list(torch.autograd.grad(value, tensors))
 
 
-def fast_gradients(theta: torch.Tensor, components: Components, method: Method) -> tuple[float, list[torch.Tensor]]:
+def fast_gradients(
+    theta: torch.Tensor, components: Components, method: mixture_sum.Method
+) -> tuple[float, list[torch.Tensor]]:
     tensors = [tensor.detach().clone().requires_grad_() for tensor in (theta, *components)]
     value = log_mixture_sum(tensors[:1], Components(*tensors[1:]), method)
     return value.item(), [gradient.double() for gradient in torch.autograd.grad(value, tensors)]
