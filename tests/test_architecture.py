@@ -171,7 +171,7 @@ def long_functions(tree: Tree) -> list[str]:
     faults = []
     for place, function in functions(tree):
         body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-        length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+        length = (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
         if length > LONGEST_BODY:
             faults.append(f"{place}: {length} lines")
     return faults

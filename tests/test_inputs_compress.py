@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -52,7 +53,9 @@ def mlp(hidden: int = 5) -> nn.Sequential:
 def with_weights(change) -> nn.Sequential:
     """A network whose first weight is what `change` makes of it."""
     network = mlp()
-    network[0].weight = nn.Parameter(change(network[0].weight.detach()))
+    first = network[0]
+    assert isinstance(first, nn.Linear)
+    first.weight = nn.Parameter(change(first.weight.detach()))
     return network
 
 
@@ -70,6 +73,10 @@ class Beside(nn.Module):
 
     def forward(self, x):
         return self.use(self.net(x), self.own)
+
+
+def beside(kind: str) -> Beside:
+    return Beside(torch.ones(3).to(getattr(torch, kind)), lambda x, p: x * p.float(), trained=False)
 
 
 TENSORS = {
@@ -91,19 +98,14 @@ TENSORS = {
     "transposed": lambda: with_weights(lambda w: torch.randn(6, 5).T),
     "expanded": lambda: with_weights(lambda w: torch.randn(5, 1).expand(5, 6)),
     "sliced": lambda: with_weights(lambda w: torch.randn(10, 12)[::2, ::2]),
-    "channels last": lambda: nn.Sequential(
+    "channels last": lambda: nn.Sequential(  # type: ignore[call-overload]  # torch's stub leaves memory_format out
         nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
     ).to(memory_format=torch.channels_last),
     "half": lambda: mlp().half(),
     "bfloat16": lambda: mlp().bfloat16(),
     "double": lambda: mlp().double(),
     "mixed types": lambda: nn.Sequential(nn.Linear(6, 5), Cast(torch.bfloat16), nn.Linear(5, 3).bfloat16()),
-    **{
-        f"a {kind} parameter": lambda kind=kind: Beside(
-            torch.ones(3).to(getattr(torch, kind)), lambda x, p: x * p.float(), trained=False
-        )
-        for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")
-    },
+    **{f"a {kind} parameter": partial(beside, kind) for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")},
 }
 
 

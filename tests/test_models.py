@@ -171,6 +171,7 @@ def thinned(network: nn.Module, keep: int) -> nn.Module:
             if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 dead = torch.arange(layer.out_channels) % keep != 0
                 for tensor in (layer.weight, norm.weight, norm.bias, norm.running_mean):
+                    assert tensor is not None
                     tensor[dead] = 0
     return network
 

@@ -68,9 +68,10 @@ def data(seed: int = 0, n: int = 128) -> ResidentBatches:
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    first = nn.Linear(12, 16)
+    network = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():  # so that compaction has something to leave out
-        network[0].weight[:, 6:] *= 1e-4
+        first.weight[:, 6:] *= 1e-4
     return network
 
 
@@ -376,7 +377,7 @@ def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
     page = Path(__file__).resolve().parents[1] / "docs" / "long-runs.md"
     (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    names = {}
     exec(snippet, names)
     assert names["result"].bytes > 0
     assert len(list((tmp_path / "checkpoints").glob("*.safetensors"))) == 1

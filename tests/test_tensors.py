@@ -102,7 +102,7 @@ def test_a_step_costs_less_than_its_values():
         (lambda: LogGrid(1.0, 1.0, 4), "above 1"),
         (lambda: LogGrid(1.0, 2.0, 400), "beyond float32"),
         (lambda: LogGrid(1.0, 1.5, 2**12 + 1), "symbols"),
-        (lambda: QuantizedTensor(SYMBOLS, [0, 1, 2, 3, 4], UniformGrid(1.0, 5)), "grid"),
+        (lambda: QuantizedTensor(SYMBOLS, np.arange(5.0), UniformGrid(1.0, 5)), "grid"),
         (lambda: QuantizedTensor(SYMBOLS, np.arange(5.0), None, None, 1), "axis"),
         (lambda: QuantizedTensor(SYMBOLS, np.arange(5.0), None, SCALE, 1), "shape"),
         (lambda: QuantizedTensor(SYMBOLS, np.arange(5.0), None, SCALE, 2), "axis"),

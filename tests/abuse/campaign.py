@@ -136,7 +136,7 @@ def report(folder: Path) -> str:
         if step in results:
             lines.append(f"| {what} | {results[step]['tried']:,} | {_verdict(results[step], step)} |")
     lines += ["", '"Canonical": encoding what was decoded gives the same file again, byte for byte.', ""]
-    lines += [f"- {line}" for step, line in _LINES.items() if step in results for line in line(results[step])]
+    lines += [f"- {line}" for step, told in _LINES.items() if step in results for line in told(results[step])]
     if "memory" in results:
         lines += [
             "",

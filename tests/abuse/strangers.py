@@ -87,7 +87,7 @@ def _attribute(dice: random.Random, attribute: Attribute, rank: int) -> Any:
         return dice.choice((0.5, 1e-5, 1.0, 2.0))
     if attribute.kind == "int":
         return dice.choice((attribute.default, 0, 1, 2, -1, rank - 1))
-    count = len(attribute.default) or dice.randint(1, 3)
+    count = (len(attribute.default) if isinstance(attribute.default, tuple) else 0) or dice.randint(1, 3)
     if attribute.name == "dims":
         return tuple(dice.sample(range(rank), rank)) if attribute.default == (0, 2, 1) else (dice.randrange(-1, rank),)
     return tuple(dice.choice((0, 1, 1, 2, 3)) for _ in range(count))
@@ -147,7 +147,8 @@ def _grow(sketch: Sketch) -> None:
         try:
             given = [None if name is None else sketch.tensors[name].shape for name in node.tensors]
             RULES[op].check_tensors(node, given)
-            shape = RULES[op].shape(node, shapes, given) if None not in shapes else None
+            fitting = [each for each in shapes if each is not None]
+            shape = RULES[op].shape(node, fitting, given) if len(fitting) == len(shapes) else None
         except (ModelError, ValueError, TypeError, LookupError, ArithmeticError):
             if attempt < 5 or dice.random() < 0.9:
                 sketch.tensors = before
@@ -207,15 +208,17 @@ def stranger(seed: int) -> CompressedModel:
     dice = random.Random(seed)
     sketch = Sketch(dice, dice.choice((1, 1, 1, 2)))
     stated = dice.random() < 0.85
+    states: list[tuple[int, ...]] = []
     for position in range(sketch.inputs):
         shape = tuple(dice.randint(1, 5) for _ in range(dice.randint(1, 3)))
         sketch.shapes.append(None if stated else (-1, *shape))
         if stated:
             dtype = dice.choice(("float32",) * 6 + ("int64", "bool", "float64", "uint8"))
             own = dice.choice(("float32",) * 8 + ("float64", "bfloat16", "float16"))
+            states.append(shape)
             sketch.nodes.append(Node("input", (position,), (), {"shape": shape, "dtype": dtype, "computes_in": own}))
     if stated:
-        sketch.shapes += [(-1, *node.attributes["shape"]) for node in sketch.nodes]
+        sketch.shapes += [(-1, *shape) for shape in states]
     else:
         sketch.inputs, inputs = 0, sketch.inputs
     for _ in range(dice.randint(1, 8)):
@@ -289,7 +292,7 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
         return
     with _door("run", refused):
         _run(model, network, path, seed)
-    if seed % 20 == 0 and graph.soundness.states_inputs(model.graph):
+    if seed % 20 == 0 and model.graph is not None and graph.soundness.states_inputs(model.graph):
         with _door("against", refused):
             loading.verify(path, against=network, limits=LIMITS)
     if seed % 500 == 0:
@@ -318,6 +321,7 @@ def _into(path: Path) -> None:
             raise Finding("a name of the file was looked up as an attribute")
 
     net = loading.load(path, into=Zoo().eval(), limits=LIMITS)
+    assert isinstance(net, Zoo)
     with contextlib.suppress(RuntimeError, IndexError):
         net.rnn(torch.randn(2, 1, net.rnn.input_size))
         net.emb(torch.tensor([0]))
@@ -340,6 +344,7 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     from bayeszip import loading
     from bayeszip.graph.proof import outputs_of, random_inputs
 
+    assert model.graph is not None
     generator = torch.Generator().manual_seed(seed)
     stated = {node.inputs for node in model.graph.nodes if node.op == "input"}
     if len(stated) == model.graph.inputs:
@@ -347,7 +352,7 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
     else:
         dice = random.Random(seed)
         shapes = [[dice.randint(1, 4) for _ in range(dice.randint(0, 3))] for _ in range(model.graph.inputs)]
-        inputs = [torch.randn(2, *shape) for shape in shapes]
+        inputs = tuple(torch.randn(2, *shape) for shape in shapes)
     with torch.no_grad():
         answers = []
         for again in (False, True):
@@ -429,8 +434,8 @@ def campaign(count: int, first: int = 0) -> Findings:
         with tempfile.TemporaryFile("w+") as errors:
             done = False
             command = [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))]
-            settings = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
-            with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **settings) as child:
+            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+            with subprocess.Popen(command, env=one_thread, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
                 for line in child.stdout or ():
                     told = json.loads(line)
                     if "seed" in told:

@@ -1,5 +1,7 @@
 """Models for the codec's tests: LeNet-like ones, and hypothesis strategies for any."""
 
+from typing import Any, Literal
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -45,7 +47,8 @@ _SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
 @st.composite
 def quantized_tensors(draw: st.DrawFn) -> QuantizedTensor:
     values = draw(st.sampled_from([0, 1, 2, 3, 16, 255, 256, 300]))
-    width = draw(st.sampled_from([16, 32]))
+    widths: tuple[Literal[16, 32], ...] = (16, 32)
+    width = draw(st.sampled_from(widths))
     finite = st.floats(allow_nan=False, allow_infinity=False, width=width)
     codebook = np.zeros(values + 1, dtype=np.float32)
     codebook[1:] = draw(hnp.arrays(np.float32, values, elements=finite, fill=finite))
@@ -93,7 +96,7 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
     count = int(np.prod(shape)) * held.itemsize
     octets = np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype=np.uint8)
     if dtype == "bool":
-        octets = octets & 1
+        octets = octets & np.uint8(1)
     return RawTensor(octets.view(held).reshape(shape), dtype)
 
 
@@ -126,7 +129,7 @@ def compressed_models(draw: st.DrawFn) -> CompressedModel:
 
 
 _INTS = st.tuples(st.integers(-9, 9), st.integers(0, 2**40))
-_ATTRIBUTES = {
+_ATTRIBUTES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "conv2d": {
         "stride": _INTS,
         "groups": st.integers(1, 99),

@@ -4,6 +4,7 @@ It shares no line with `bayeszip.codec`; both must read the same model from ever
 """
 
 import struct
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 
@@ -12,7 +13,7 @@ __all__ = ["read"]
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "int16": 2}
 ROLES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-MEMBERS = [ROLES[:2], ROLES[:1], ROLES[1:2], ROLES, ROLES[:4], [None]]
+MEMBERS: list[Sequence[str | None]] = [ROLES[:2], ROLES[:1], ROLES[1:2], ROLES, ROLES[:4], [None]]
 
 # start weights and rate
 CELLS = ((58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538), 13)
@@ -36,8 +37,10 @@ def read(blob: bytes) -> dict:
     assert blob[-4:] == struct.pack("<I", crc ^ 0xFFFFFFFF)
     assert blob[4] >> 4 in (1, 2)
     header = Header(blob[:-4], 5)
-    coder = {1: Csr, 2: Context}[blob[4] & 15](blob[header.at : -4], header)
-    tensors, scales, grids = {}, {}, {}
+    coders: dict[int, type[Csr] | type[Context]] = {1: Csr, 2: Context}
+    coder = coders[blob[4] & 15](blob[header.at : -4], header)
+    tensors: dict[str, tuple[tuple[int, ...], str | bytes, list[int]]] = {}
+    scales, grids = {}, {}
     for name, shape, kind in header.tensors:
         if kind < 16:
             tensors[name] = (shape, DTYPES[kind], coder.raw(shape, DTYPES[kind]))
@@ -58,7 +61,7 @@ class Header:
         flags = self.number()
         self.option = self.number() if flags & 8 else 0
         original = self.number() if flags & 2 else None
-        names, shapes, before, chain = [], [], "", None
+        names, shapes, before, chain = [], [], "", 0
         for _ in range(self.number()):
             step, members = divmod(self.number(), 8)
             if step:
@@ -78,18 +81,18 @@ class Header:
             for place, role in enumerate(MEMBERS[members]):
                 names.append(before if role is None else f"{before}.{role}" if before else role)
                 shapes.append(() if role == "num_batches_tracked" else tuple(shape[: 1 if place else None]))
-        kinds = []
+        kinds: list[int] = []
         while len(kinds) < len(names):
             kind, length = self.number(), self.number() + 1
             kinds += [kind] * length
         self.tensors = list(zip(names, shapes, kinds, strict=True))
         matrices = [name for name, shape, kind in self.tensors if kind > 15 and len(shape) > 1]
-        scales = []
+        scales: list[int] = []
         while flags & 16 and len(scales) < len(matrices):
             scale, length = self.number(), self.number() + 1
             scales += [scale] * length
         self.scales = dict(zip(matrices, scales, strict=True)) if flags & 16 else {}
-        self.grids = []
+        self.grids: list[tuple[float, ...] | None] = []
         self.books = [
             self.book() for _ in range(max([0, *(kind - 15 for kind in kinds), *((s + 1) // 2 for s in scales)]))
         ]
@@ -159,9 +162,10 @@ class Header:
             inputs = [self.number() for _ in range(count)]
         if mask & 2:
             tensors = [self.number() for _ in operator.tensors]
-        attributes = {}
+        attributes: dict[str, object] = {}
         for place, attribute in enumerate(operator.attributes):
             if mask >> 2 + place & 1:
+                value: object
                 if attribute.kind == "bool":
                     value = not attribute.default
                 elif attribute.kind == "int":
@@ -289,7 +293,7 @@ class Evidence(dict):
 
 
 class Mixer:
-    def __init__(self, weights: list[int], rate: int) -> None:
+    def __init__(self, weights: tuple[int, ...], rate: int) -> None:
         self.weights, self.rate = [16 * weight for weight in weights], rate
 
     def code(self, coder: "Context", inputs: list[int]) -> int:
@@ -365,7 +369,8 @@ class Context:
         out[:] = [order[rank] for rank in out]
 
     def flags(self, count: int, units: list[int], lag: int, mixer: Mixer) -> list[int]:
-        flags, evidence = [], Evidence()
+        flags: list[int] = []
+        evidence = Evidence()
         for place in range(count):
 
             def back(distance: int) -> int:
@@ -475,7 +480,7 @@ class Context:
             if (2 * node + 1 << level) - (1 << levels) >= values:
                 node *= 2
                 continue
-            keys = [(evidence, node), (shared, node)]
+            keys: list[tuple[Evidence, object]] = [(evidence, node), (shared, node)]
             if node < 256:
                 keys += [(evidence, (place, context, node)) for place, context in enumerate(contexts)]
             inputs = [ln(table[key][1] + 8) - ln(table[key][0] + 8) for table, key in keys]

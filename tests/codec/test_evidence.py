@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +24,16 @@ def test_squash_is_the_logistic_function(odds):
 
 def learned(bits: list[int], weights: list[int], most: int) -> tuple[list[int], list[int], list[int], list[int]]:
     """Zeros, ones, inputs and weights after bits were coded in one context for each weight, all of them the same."""
-    zeros, ones, inputs = [0], [0], [0] * len(weights)
+    zeros, ones, place = (np.zeros(1, dtype=np.int64) for _ in range(3))
+    places, inputs = (np.zeros(len(weights), dtype=np.int64) for _ in range(2))
+    moved = np.array(weights, dtype=np.int64)
     encoder = RangeEncoder()
     for bit in bits:
-        odds = weigh(zeros, ones, [0] * len(weights), inputs, weights, len(weights), 8)
-        coded, encoder.span = decide(encoder.span, encoder.buffer, None, bit, odds, zeros, ones, [0], inputs, weights,
+        odds = weigh(zeros, ones, places, inputs, moved, len(weights), 8)
+        coded, encoder.span = decide(encoder.span, encoder.buffer, None, bit, odds, zeros, ones, place, inputs, moved,
                                      1, 30, most)  # fmt: skip
         assert coded == bit
-    return zeros, ones, inputs, weights
+    return zeros.tolist(), ones.tolist(), inputs.tolist(), moved.tolist()
 
 
 def test_evidence_grows_and_is_halved():

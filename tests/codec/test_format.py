@@ -26,6 +26,8 @@ MANIFEST = {
 
 def _digest(model: CompressedModel) -> str:
     specification = importlib.util.spec_from_file_location("golden_build", GOLDEN / "build.py")
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module.digest(model)

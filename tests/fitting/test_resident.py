@@ -10,7 +10,11 @@ from bayeszip.fitting import ResidentBatches
 
 
 def taken(batches: ResidentBatches, count: int | None = None) -> list[list[int]]:
-    return [y.tolist() for _, (_, y) in zip(range(len(batches) if count is None else count), batches, strict=False)]
+    found = []
+    for _, (_, targets) in zip(range(len(batches) if count is None else count), batches, strict=False):
+        assert isinstance(targets, torch.Tensor)
+        found.append(targets.tolist())
+    return found
 
 
 class TestBatches:

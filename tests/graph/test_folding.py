@@ -20,6 +20,8 @@ def lively(network: nn.Module) -> nn.Module:
     with torch.no_grad():
         for layer in network.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                assert layer.running_mean is not None
+                assert layer.running_var is not None
                 layer.running_mean.normal_()
                 layer.running_var.uniform_(0.2, 3.0)
                 if layer.affine:

@@ -7,7 +7,7 @@ import torch
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph import check_sound, to_module
 from bayeszip.graph.families import RULES
-from bayeszip.operators import OPERATORS
+from bayeszip.operators import OPERATORS, AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 BOOK = np.array([0.0, 0.5], dtype=np.float32)
@@ -18,7 +18,7 @@ def weight(*shape: int) -> QuantizedTensor:
     return QuantizedTensor(np.ones(shape, dtype=np.uint8), BOOK)
 
 
-def unstated(op: str, *shapes: tuple[int, ...] | None, **attributes: object) -> CompressedModel:
+def unstated(op: str, *shapes: tuple[int, ...] | None, **attributes: AttributeValue) -> CompressedModel:
     """One operator that reads a network input of which nothing is said."""
     tensors = {f"t{i}": weight(*shape) for i, shape in enumerate(shapes) if shape is not None}
     roles = tuple(None if shape is None else f"t{i}" for i, shape in enumerate(shapes))

@@ -23,10 +23,11 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 def image_network(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 5))
+    conv, norm = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6)
+    net = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 5))
     with torch.no_grad():
-        net[0].weight[2] = 0
-        net[1].bias[2] = -1.0
+        conv.weight[2] = 0
+        norm.bias[2] = -1.0
     return net.to(dtype).eval()
 
 

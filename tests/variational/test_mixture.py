@@ -75,15 +75,15 @@ def exact_gradients(theta: torch.Tensor, components: Components) -> tuple[float,
     """Σ log GM and its gradients in θ, μ, log λ, log π by autograd through the definition, in float64."""
     tensors = [tensor.detach().double().requires_grad_() for tensor in (theta, *components)]
     value = log_mixture(*tensors).sum()
-    value.backward()
-    return value.item(), [tensor.grad for tensor in tensors]
+    return value.item(), list(torch.autograd.grad(value, tensors))
 
 
-def fast_gradients(theta: torch.Tensor, components: Components, method: str) -> tuple[float, list[torch.Tensor]]:
+def fast_gradients(
+    theta: torch.Tensor, components: Components, method: mixture_sum.Method
+) -> tuple[float, list[torch.Tensor]]:
     tensors = [tensor.detach().clone().requires_grad_() for tensor in (theta, *components)]
     value = log_mixture_sum(tensors[:1], Components(*tensors[1:]), method)
-    value.backward()
-    return value.item(), [tensor.grad.double() for tensor in tensors]
+    return value.item(), [gradient.double() for gradient in torch.autograd.grad(value, tensors)]
 
 
 @st.composite
@@ -278,10 +278,11 @@ RESEED = Phase(name="sws", tau2=1.0, reseed=True)
 def layered(factor: float = 20.0, units: str = "layer") -> tuple[nn.Module, tuple, MixturePrior]:
     """Two layers alike, but that the weights of the second are so many times larger."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30))
+    first, second = nn.Linear(30, 40), nn.Linear(40, 30)
+    network = nn.Sequential(first, nn.ReLU(), second)
     with torch.no_grad():
-        network[0].weight.normal_(0, 0.05)
-        network[2].weight.copy_(factor * network[0].weight.T)
+        first.weight.normal_(0, 0.05)
+        second.weight.copy_(factor * first.weight.T)
     to_variational(network, log_sigma2=-20.0)
     weights = tuple(variational_weights(network))
     return network, weights, MixturePrior.start(network, MixtureStart(components=9, zero_proportion=0.5, units=units))

@@ -24,10 +24,11 @@ def normal(x: float, mean: float, precision: float) -> float:
 
 
 def tiny() -> tuple[nn.Module, MixturePrior]:
-    network = nn.Sequential(nn.Linear(2, 1))
+    layer = nn.Linear(2, 1)
     with torch.no_grad():
-        network[0].weight.copy_(torch.tensor([[0.4, -0.1]]))
-        network[0].bias.fill_(0.02)
+        layer.weight.copy_(torch.tensor([[0.4, -0.1]]))
+        layer.bias.fill_(0.02)
+    network = nn.Sequential(layer)
     to_variational(network, log_sigma2=-3.0)
     prior = MixturePrior(3, weight_std=0.3, zero_proportion=0.6, hyper_shape=5.0, hyper_rate=0.2)
     return network, prior

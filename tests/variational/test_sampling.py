@@ -17,7 +17,7 @@ from bayeszip.variational.sampling import (
 
 PADDED = Convolution((1, 1), (1, 1), (1, 1), 1)
 #: Product, shapes of input and weight, number of outputs.
-PRODUCTS = {
+PRODUCTS: dict[str, tuple[MatrixProduct | Convolution, tuple[int, ...], tuple[int, ...], int]] = {
     "vector": (MatrixProduct(), (3,), (4, 3), 4),
     "matrix": (MatrixProduct(), (5, 3), (4, 3), 4),
     "tokens": (MatrixProduct(), (2, 5, 3), (4, 3), 4),
@@ -39,6 +39,9 @@ def leaves(name: str, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor],
 
 def by_autograd(given: list[Tensor | None], product: MatrixProduct | Convolution) -> Tensor:
     x, theta, log_sigma2, bias, bias_log_sigma2 = given
+    assert x is not None
+    assert theta is not None
+    assert log_sigma2 is not None
     of_bias = None if bias_log_sigma2 is None else bias_log_sigma2.exp()
     return sample_around(product.output(x, theta, bias), product.output(x.square(), log_sigma2.exp(), of_bias), None)
 
@@ -47,9 +50,9 @@ def by_autograd(given: list[Tensor | None], product: MatrixProduct | Convolution
 def test_gradients(name):
     given, product = leaves(name)
 
-    def output(*given: Tensor) -> Tensor:
+    def output(x: Tensor, theta: Tensor, log_sigma2: Tensor, bias: Tensor, bias_log_sigma2: Tensor) -> Tensor:
         torch.manual_seed(1)
-        return sample_product(*given, product)
+        return sample_product(x, theta, log_sigma2, bias, bias_log_sigma2, product)
 
     assert torch.autograd.gradcheck(output, given)
     ours = output(*given)
@@ -93,7 +96,7 @@ def test_only_what_is_trained_gets_a_gradient(name, trained):
 
 def test_it_keeps_the_input_and_one_number_for_each_output():
     given, product = leaves("convolution", torch.float32)
-    kept: list[Tensor] = []
+    kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         output = sample_product(*given, product)
     own = {part.data_ptr() for part in given}
@@ -226,8 +229,9 @@ def test_it_can_be_recorded(name, low):
     given = [part.detach().cuda().requires_grad_() for part in given]
 
     def step() -> tuple[Tensor, ...]:
+        x, theta, log_sigma2, bias, bias_log_sigma2 = given
         with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
-            output = sample_product(*given, product)
+            output = sample_product(x, theta, log_sigma2, bias, bias_log_sigma2, product)
         return output, *torch.autograd.grad(output.float().sum(), given)
 
     stream = torch.cuda.Stream()

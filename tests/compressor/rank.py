@@ -1,4 +1,4 @@
-"""One rank of a data-parallel training with a Compressor: run by test_compressor_ranks.py; prints what it came to."""
+"""One rank of a data-parallel training with a Compressor: run by test_ranks.py; prints what it came to."""
 
 import hashlib
 import json

@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import two_processes
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    import two_processes
-finally:
-    sys.path.pop(0)
 
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.batches import in_parts, sliced

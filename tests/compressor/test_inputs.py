@@ -12,7 +12,7 @@ from bayeszip.compressor import Compressor
 from bayeszip.errors import BayeszipError, TrainingError
 
 #: The same list as for `compress`.
-LISTED = runpy.run_path(str(Path(__file__).with_name("test_inputs_compress.py")))
+LISTED = runpy.run_path(str(Path(__file__).parents[1] / "test_inputs_compress.py"))
 INPUTS, LABELS, QUICK = LISTED["INPUTS"], LISTED["LABELS"], LISTED["QUICK"]
 
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from bayeszip.errors import DataError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 NAMES = tuple(mnist.SHA256)
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 #: the first rows of the 60,000 that are set aside for validation, and the sha256 of all as little-endian int64
 SPLIT_START = [3, 18, 24, 44, 49, 52, 56, 95]
@@ -45,7 +47,7 @@ def image_set(n: int, size: tuple[int, ...] = (28, 28), seed: int = 0) -> tuple[
 def write_folder(folder: Path, *, n: int = 24, size: tuple[int, ...] = (28, 28), suffix: str = "") -> Path:
     """The four files, of random images, under MNIST's names."""
     folder.mkdir(exist_ok=True)
-    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    compress = PACKERS[suffix]
     for part, count in (("train", n), ("t10k", 7)):
         images, labels = image_set(count, size, seed=count)
         (folder / f"{part}-images-idx3-ubyte{suffix}").write_bytes(compress(idx_bytes(images)))
@@ -68,7 +70,7 @@ class TestReadIdx:
     )
     def test_every_type_shape_and_compression(self, tmp_path_factory, array, suffix):
         path = tmp_path_factory.mktemp("idx") / f"array{suffix}"
-        compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+        compress = PACKERS[suffix]
         path.write_bytes(compress(idx_bytes(array)))
         read = read_idx(path)
         assert read.dtype == array.dtype

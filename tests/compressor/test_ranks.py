@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RANK = Path(__file__).with_name("compressor_rank.py")
+RANK = Path(__file__).with_name("rank.py")
 SETTINGS = (
     "all.epochs=6", "batch_size=64", "all.rate_theta=0.01", "all.rate_log_sigma2=0.05", "all.distillation=0",
     "mixture.components=9",
