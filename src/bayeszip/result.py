@@ -181,13 +181,18 @@ class Form:
         if large.graph is None:
             return large, deviations
         if how.norms == "fold" and not how.keep_indices:
-            frozen = {name for name, parameter in self._network.named_parameters() if not parameter.requires_grad}
-            large, deviations = graph.fold_norms(large, frozen)
+            large, deviations = graph.fold_norms(large, _frozen(self._network))
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
         return small if how.keep_indices else graph.order_units(small), deviations
 
     def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:
         return round_norms(small, deviations, self._coding.norm_error if deviations else 0.0)
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    """What is to stay as it is; a network that is frozen altogether, as for inference, says nothing about that."""
+    names = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    return names if len(names) < sum(1 for _ in network.named_parameters()) else set()
 
 
 def coded(

@@ -125,6 +125,8 @@ class RecordedSteps:
             self._take(self._course.dials_in(line), rows)
 
         sources = [self._noise, *([self._batches.augmenting] if self._batches.augment else [])]
+        # What recordings before this one held, for a network that was larger then.
+        torch.cuda.empty_cache()
         try:
             # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
             pool = torch.cuda.graph_pool_handle()
