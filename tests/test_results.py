@@ -32,7 +32,7 @@ def test_set():
 def test_a_file_gives_the_figures_of_its_record(experiment, record, test_set):
     path = file_of(ROOT / "results" / experiment, record["name"])
     blob = path.read_bytes()
-    figures = file_figures(loading.load(path), blob, test_set)
+    figures = file_figures(loading.load(path), codec.describe(blob), test_set)
     # Another machine may round a tie between two outputs the other way.
     assert figures["accuracy"] == pytest.approx(record["accuracy"], abs=2e-4)
     assert {name: figures[name] for name in ("bytes", "params", "nonzero")} == {

@@ -8,32 +8,32 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bayeszip import __version__, codec
+from bayeszip import __version__
+from bayeszip.codec import Description
 from bayeszip.errors import ModelError
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import evaluate
+from bayeszip.fitting.batches import Loader
 from bayeszip.result import Result
 
 __all__ = ["file_figures", "run_record", "size_figures", "write_record"]
 
 
-def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def file_figures(network: nn.Module, description: Description, test: Loader) -> dict[str, Any]:
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's."""
-    return {"accuracy": evaluate(network, test, cast=True), **size_figures(blob)}
+    return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
 
 
-def size_figures(blob: bytes) -> dict[str, Any]:
+def size_figures(description: Description) -> dict[str, Any]:
     """The size of a file against its original's, and what is in it."""
-    description = codec.describe(blob)
     return {
-        "bytes": len(blob),
-        "ratio": 4 * description.original_parameters / len(blob),
+        "bytes": description.bytes,
+        "ratio": 4 * description.original_parameters / description.bytes,
         "params": description.original_parameters,
         "nonzero": sum(tensor.nonzero for tensor in description.tensors),
         "params_kept": sum(tensor.size for tensor in description.tensors),

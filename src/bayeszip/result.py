@@ -3,6 +3,7 @@
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,12 @@ class Result:
 
     def report(self) -> str:
         """What went in, what came out, and where the bytes are, in plain text."""
-        return as_text(facts_table(self._facts()), tensors_table(codec.describe(self.blob)))
+        return as_text(facts_table(self._facts()), tensors_table(self.description))
+
+    @cached_property
+    def description(self) -> codec.Description:
+        """Where the bytes of the file are."""
+        return codec.describe(self.blob, codec.Limits.none())
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.fit is not None:
@@ -114,12 +120,11 @@ class Result:
         kinds: dict[str, list[str]] = {}
         for name, why in self.fit.conversion.kept if self.fit is not None else ():
             kinds.setdefault(why, []).append(name)
-        described = codec.describe(self.blob, _own_limits(self.compressed)).tensors if kinds else ()
         parts = []
         for why, names in kinds.items():
             size = sum(
                 tensor.bytes
-                for tensor in described
+                for tensor in self.description.tensors
                 if any(not name or tensor.name == name or tensor.name.startswith(f"{name}.") for name in names)
             )
             listed = ", ".join(name or "the network itself" for name in names[:LISTED])
@@ -198,16 +203,15 @@ def _frozen(network: nn.Module) -> set[str]:
 def coded(
     model: CompressedModel, coding: Coding, network: nn.Module | None, without_graph: str | None = None
 ) -> Result:
-    """Encode, and take what the bytes decode to as the result."""
+    """Encode. What the bytes decode to is the model, bit for bit: the codec has compared them."""
     coder, options = coder_of(coding)
     blob = codec.encode(model, coder, **options)
-    decoded = codec.decode(blob, _own_limits(model))
     plain: nn.Module | None = None
-    if decoded.graph is not None:
-        plain = graph.to_module(decoded)
+    if model.graph is not None:
+        plain = graph.to_module(model, limits=codec.Limits.none())
     elif network is not None:
-        plain = graph.load_into(decoded, network)
-    return Result(blob, plain, decoded, without_graph)
+        plain = graph.load_into(model, network, limits=codec.Limits.none())
+    return Result(blob, plain, model, without_graph)
 
 
 def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:
@@ -222,9 +226,3 @@ def write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) 
     parameters = dict(network.named_parameters())
     for name, tensor in quantized.items():
         parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
-
-
-def _own_limits(model: CompressedModel) -> codec.Limits:
-    """Room for the model at hand, however large: it is our own."""
-    elements = max(2**30, model.parameters)
-    return codec.Limits(elements=elements, memory=max(2**32, 16 * elements))

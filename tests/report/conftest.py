@@ -38,5 +38,5 @@ def finished(tmp_path_factory) -> FinishedRun:
         pretrain=True,
         watcher=SnapshotRecorder(folder / SNAPSHOTS),
     )
-    write_record(folder, result, file_figures(result.network(), result.blob, batches))
+    write_record(folder, result, file_figures(result.network(), result.description, batches))
     return FinishedRun(folder, folder / "net.bayz", gather(folder / "net.bayz", folder))

@@ -173,7 +173,7 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
 
     if not is_main_process():
         return
-    figures = file_figures(result.network(), result.blob, test)
+    figures = file_figures(result.network(), result.description, test)
     result.save(output)
     if run is not None:
         write_record(run, result, figures)
@@ -197,7 +197,7 @@ def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
         result = error.result
         if run is None or not isinstance(result, Result) or not is_main_process():
             raise
-        write_record(run, result, file_figures(result.network(), result.blob, test))
+        write_record(run, result, file_figures(result.network(), result.description, test))
         raise TargetError(f"{error}. What was reached is in {run}", result) from error
 
 

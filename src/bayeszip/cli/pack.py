@@ -31,7 +31,7 @@ def pack(
 
     `bayeszip pack weights.safetensors -o net.bayz --components 32`
     """
-    from bayeszip import codec, packing
+    from bayeszip import packing
     from bayeszip.files import check_writable
     from bayeszip.loaders import read_weights
     from bayeszip.recipe import Coding
@@ -41,7 +41,7 @@ def pack(
     result = packing.pack(read_weights(weights), components=components, max_error=max_error, coding=Coding(coder=coder))
     result.save(output)
     if as_json:
-        typer.echo(json.dumps(description_dict(codec.describe(result.blob))))
+        typer.echo(json.dumps(description_dict(result.description)))
     else:
         typer.echo(result.report())
         typer.echo(f"written to {output}")

@@ -73,10 +73,10 @@ def do(task: Task) -> Record | None:
         max_bytes=variant.max_bytes,
     )
     if task.run.sealed:
-        return record_of(task.run, result, size_figures(result.blob))
+        return record_of(task.run, result, size_figures(result.description))
     # On a CPU, as anyone can repeat it.
     test = load_test(DATA, device=torch.device("cpu"))
-    figures = file_figures(result.network().cpu(), result.blob, test)
+    figures = file_figures(result.network().cpu(), result.description, test)
     result.save(file_of(task.folder, task.run.name))
     return record_of(task.run, result, figures)
 
