@@ -13,7 +13,7 @@ MODEL ?= lenet-300-100
 RECIPE ?= quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compress test check docs bench
+.PHONY: help setup compress test check docs bench results
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ check: $(READY) ## Check style, types and the order of imports
 docs: $(READY) ## Build the guide and the other pages as HTML into build/docs; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "open build/docs/index.html"
+
+results: $(READY) ## Render the tables of RESULTS.md and the README, and the pictures, from results/
+	$(BIN)/bayeszip reproduce --render
 
 bench: $(READY) ## Measure training steps (time, memory) and the latency of shrunk networks
 	$(BIN)/python benchmarks/step_time.py

@@ -9,7 +9,8 @@ for shared values. Each takes a few minutes of a GPU.
 import argparse
 from pathlib import Path
 
-from bayeszip import pipeline
+from bayeszip import compressing, models
+from bayeszip.devices import resolve_device
 from bayeszip.loaders import load_data
 from bayeszip.recipe import recipe
 
@@ -24,10 +25,10 @@ NETWORKS = {
 
 def train(network_name: str, tau1: float, device_name: str, epochs_scale: float) -> bytes:
     settings = recipe("vd").override(f"all.tau1={tau1}", f"epochs_scale={epochs_scale}", "quantization.components=16")
-    device = pipeline.resolve_device(device_name)
+    device = resolve_device(device_name)
     loaders = load_data("mnist", batch_size=settings.batch_size, seed=0, device=device)
-    network = pipeline.build_seeded(network_name, 0)
-    result = pipeline.compress(
+    network = models.build_seeded(network_name, 0)
+    result = compressing.compress(
         network, loaders.train, val_loader=loaders.validation, recipe=settings, seed=0, device=device, pretrain=True
     )
     print(f"{network_name}: {100 * (result.accuracy or 0):.2f} % right on validation, {result.bytes:,} B", flush=True)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
-from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.onnx import to_onnx
+from bayeszip.graph.soundness import states_inputs
+from bayeszip.loading import read_model
 from bayeszip.models import LeNet5
-from bayeszip.pipeline import read_model
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 
 CODEBOOK = np.linspace(-0.08, 0.08, 9, dtype=np.float32)[[4, 0, 1, 2, 3, 5, 6, 7, 8]]
@@ -27,7 +27,7 @@ CODEBOOK = np.linspace(-0.08, 0.08, 9, dtype=np.float32)[[4, 0, 1, 2, 3, 5, 6, 7
 ROOT = Path(__file__).parents[1]
 
 #: Where trained files lie, the best first.
-TRAINED = ("results/table/lenet-5-*/net.bayz", "results/*/lenet-5*/net.bayz", "benchmarks/networks/lenet-5.bayz")
+TRAINED = ("results/table/lenet-5-*.bayz", "benchmarks/networks/lenet-5.bayz")
 
 
 class Block(nn.Module):

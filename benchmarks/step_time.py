@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bayeszip.fitting import Phase, Watcher, fit
 from bayeszip.models import LeNet300
-from bayeszip.variational import MixturePrior, to_variational
+from bayeszip.variational import Divergence, MixturePrior, Term, VariationalWeight, to_variational
 from bayeszip.variational.distributions import log_mixture
 from bayeszip.variational.kernels import fill_normal
 
@@ -41,11 +41,12 @@ SWS = Phase(name="vd+sws", epochs=2, tau1=1.0, tau2=0.02)
 class NaivePrior(MixturePrior):
     """Every component at every weight, by autograd: D × K in time and in memory."""
 
-    def add_gradients(self, thetas: Sequence[Tensor], scale: float | Tensor) -> Tensor:
-        theta = torch.cat([theta.flatten() for theta in thetas])
-        value = log_mixture(theta, *self.components()).sum() * scale
-        value.backward()
-        return value.detach()
+    def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
+        theta = torch.cat([weight.theta.flatten() for weight in weights])
+        value = log_mixture(theta, *self.components()).sum() * -tau
+        hyper_cost = self.log_hyper_prior() * -tau
+        (value + hyper_cost).backward()
+        return value.detach(), hyper_cost.detach()
 
 
 class Stopwatch(Watcher):
@@ -67,22 +68,23 @@ class Row:
 
     def __init__(self, name: str) -> None:
         self.network: nn.Module = LeNet300()
-        self.prior: MixturePrior | None = None
+        self.terms: tuple[Term, ...] = ()
         self.phase = Phase(name="plain", epochs=2, noise=False)
         if name == "plain":
             return
         to_variational(self.network)
         self.phase = VD if name == "VD" else SWS
+        self.terms = (Divergence(),)
         if name.startswith("VD+SWS"):
             kind = NaivePrior if "naive" in name else MixturePrior
-            self.prior = kind(17, weight_std=0.04)
+            self.terms = (Divergence(), kind(17, weight_std=0.04))
         if "half" in name:
-            self.phase = Phase(**{**asdict(SWS), "compact_every": 1})
+            self.phase = replace(SWS, compact_every=1)
             _prune_every_other(self.network)
 
     def take_steps(self) -> list[float]:
         stopwatch = Stopwatch()
-        fit(self.network, BATCHES, (self.phase,), n_data=N_DATA, prior=self.prior, watcher=stopwatch)
+        fit(self.network, BATCHES, (self.phase,), n_data=N_DATA, terms=self.terms, watcher=stopwatch)
         return stopwatch.seconds()
 
 

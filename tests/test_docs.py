@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import bayeszip
-from bayeszip.data import Batches
+from bayeszip.fitting import ResidentBatches
 from bayeszip.recipe import RECIPES, recipe
+from bayeszip.variational.terms import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,7 +32,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
             super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
     x = torch.randn(64, 6)
-    loader = Batches(x, (x[:, 0] > 0).long(), 16)
+    loader = ResidentBatches(x, (x[:, 0] > 0).long(), 16)
     names = {"model": MyNet(), "MyNet": MyNet, "train_loader": loader, "val_loader": loader, "x": x[:2]}
     exec(first, names)
     assert (tmp_path / "net.bayz").stat().st_size == names["result"].bytes
@@ -40,6 +41,25 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "net.bayz").unlink()
     exec(loop, {**names, "torch": torch, "F": nn.functional, "dataset": x, "batches": loader})
     assert bayeszip.load(tmp_path / "net.bayz")(x).shape == (64, 2)
+
+
+def test_the_python_of_the_page_on_extending_runs(capsys):
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    names = {"__name__": "extending"}
+    try:
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.S):
+            exec(snippet, names)
+    finally:
+        KINDS.pop("unit-norms", None)
+    assert "'unit-norms': " in capsys.readouterr().out
+
+
+def test_the_files_that_the_page_on_extending_names_are_there():
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    assert len(named) > 8
+    for path in named:
+        assert (ROOT / path).is_file() or (ROOT / "src" / "bayeszip" / path).is_file(), path
 
 
 def test_commands_in_the_readme_exist():

@@ -251,6 +251,21 @@ def test_permissions_are_the_old_ones_or_the_usual_ones(target):
     assert ours.stat().st_mode == usual.stat().st_mode
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400 | 0o200])
+def test_a_temporary_file_is_private_from_its_first_byte(target, monkeypatch, mode):
+    target.chmod(mode)
+    seen, write = [], os.write
+
+    def watched(descriptor, data):
+        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", watched)
+    write_atomically(target, NEW)
+    assert seen
+    assert all(each & ~mode == 0 for each in seen)
+
+
 def test_no_file_is_left_open(target, monkeypatch):
     open_now = lambda: len(os.listdir("/dev/fd"))  # noqa: E731
     before = open_now()

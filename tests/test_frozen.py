@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import bayeszip
-from bayeszip.data import Batches
+from bayeszip import codec
 from bayeszip.errors import ModelError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.recipe import recipe
 from bayeszip.tensors import QuantizedTensor, RawTensor
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 def compress(net: nn.Module) -> bayeszip.Result:
-    return bayeszip.compress(net, Batches(INPUTS, LABELS, 16), recipe=QUICK, device="cpu", watcher=Silent())
+    return bayeszip.compress(net, ResidentBatches(INPUTS, LABELS, 16), recipe=QUICK, device="cpu", watcher=Silent())
 
 
 def test_a_frozen_layer_is_neither_trained_nor_quantized():
@@ -34,7 +34,7 @@ def test_a_frozen_layer_is_neither_trained_nor_quantized():
     net[0].requires_grad_(False)
     result = compress(net)
     assert result.fit.conversion.converted == ("2", "4")
-    assert result.fit.conversion.kept == (("0", "Linear"),)
+    assert result.fit.conversion.kept == (("0", "Linear, frozen"),)
     stored = result.compressed.tensors["0.weight"]
     assert isinstance(stored, RawTensor)
     assert isinstance(result.compressed.tensors["2.weight"], QuantizedTensor)
@@ -60,3 +60,27 @@ def test_pack_codes_what_is_frozen_like_anything_else():
         bayeszip.pack(network().requires_grad_(False), example_inputs=INPUTS).blob
         == bayeszip.pack(network(), example_inputs=INPUTS).blob
     )
+
+
+def test_a_bias_that_is_frozen_does_not_keep_its_layer_from_being_compressed():
+    """As `fuse_conv_bn_eval` makes them: the weight can be trained, the bias it adds can't."""
+    net = network()
+    net[0].bias.requires_grad_(False)
+    before = net[0].bias.detach().clone()
+    result = compress(net)
+    assert result.fit.conversion.kept == (("0.bias", "frozen"),)
+    weight, bias = (result.compressed.tensors[f"0.{role}"] for role in ("weight", "bias"))
+    assert isinstance(weight, bayeszip.QuantizedTensor)
+    assert isinstance(bias, bayeszip.RawTensor)
+    assert set(bias.values.tolist()) <= set(before.tolist())
+
+
+def test_the_report_says_first_what_was_left_and_what_it_costs():
+    net = network()
+    net[0].requires_grad_(False)
+    result = compress(net)
+    lines = result.report().splitlines()
+    line = next(index for index, text in enumerate(lines) if text.startswith("left as it was"))
+    assert line < 4
+    size = sum(t.bytes for t in codec.describe(result.blob).tensors if t.name.startswith("0."))
+    assert lines[line].endswith(f"0 (Linear, frozen): {size:,} B")

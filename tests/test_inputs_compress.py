@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +13,8 @@ from torch.nn.utils import parametrizations, parametrize
 
 import bayeszip
 from bayeszip import codec
-from bayeszip.data import Batches
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
 
@@ -32,7 +32,7 @@ class Silent(Watcher):
 
 
 def compress(network, *, data=None, settings=QUICK, **options):
-    batches = Batches(INPUTS, LABELS, 8) if data is None else data
+    batches = ResidentBatches(INPUTS, LABELS, 8) if data is None else data
     return bayeszip.compress(network, batches, recipe=settings, device="cpu", watcher=Silent(), **options)
 
 
@@ -53,7 +53,9 @@ def mlp(hidden: int = 5) -> nn.Sequential:
 def with_weights(change) -> nn.Sequential:
     """A network whose first weight is what `change` makes of it."""
     network = mlp()
-    network[0].weight = nn.Parameter(change(network[0].weight.detach()))
+    first = network[0]
+    assert isinstance(first, nn.Linear)
+    first.weight = nn.Parameter(change(first.weight.detach()))
     return network
 
 
@@ -71,6 +73,10 @@ class Beside(nn.Module):
 
     def forward(self, x):
         return self.use(self.net(x), self.own)
+
+
+def beside(kind: str) -> Beside:
+    return Beside(torch.ones(3).to(getattr(torch, kind)), lambda x, p: x * p.float(), trained=False)
 
 
 TENSORS = {
@@ -92,19 +98,14 @@ TENSORS = {
     "transposed": lambda: with_weights(lambda w: torch.randn(6, 5).T),
     "expanded": lambda: with_weights(lambda w: torch.randn(5, 1).expand(5, 6)),
     "sliced": lambda: with_weights(lambda w: torch.randn(10, 12)[::2, ::2]),
-    "channels last": lambda: nn.Sequential(
+    "channels last": lambda: nn.Sequential(  # type: ignore[call-overload]  # torch's stub leaves memory_format out
         nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
     ).to(memory_format=torch.channels_last),
     "half": lambda: mlp().half(),
     "bfloat16": lambda: mlp().bfloat16(),
     "double": lambda: mlp().double(),
     "mixed types": lambda: nn.Sequential(nn.Linear(6, 5), Cast(torch.bfloat16), nn.Linear(5, 3).bfloat16()),
-    **{
-        f"a {kind} parameter": lambda kind=kind: Beside(
-            torch.ones(3).to(getattr(torch, kind)), lambda x, p: x * p.float(), trained=False
-        )
-        for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")
-    },
+    **{f"a {kind} parameter": partial(beside, kind) for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")},
 }
 
 
@@ -122,7 +123,7 @@ def test_tensors_and_types(name):
     network = TENSORS[name]()
     dtype = next(p.dtype for p in network.parameters() if p.is_floating_point())
     inputs = INPUTS.to(dtype) if dtype.itemsize > 1 else INPUTS
-    result = compress(network, data=Batches(inputs, LABELS, 8))
+    result = compress(network, data=ResidentBatches(inputs, LABELS, 8))
     check(network, result, inputs)
 
 
@@ -304,7 +305,7 @@ def parametrized() -> nn.Sequential:
 def test_modules(name):
     network = MODULES[name]()
     inputs = INPUTS.to(next(network.parameters()).dtype)
-    result = compress(network, data=Batches(inputs, LABELS, 8))
+    result = compress(network, data=ResidentBatches(inputs, LABELS, 8))
     check(network, result, inputs)
 
 
@@ -312,7 +313,7 @@ def test_embedding_with_padding():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 3))
     words = torch.randint(0, 9, (24, 3))
-    result = compress(network, data=Batches(words, LABELS, 8))
+    result = compress(network, data=ResidentBatches(words, LABELS, 8))
     check(network, result, words)
     zeros = torch.zeros(1, 3, dtype=torch.long)
     assert torch.isfinite(result.network()(zeros)).all()
@@ -337,35 +338,35 @@ class TestRuns:
 
     def test_no_sample(self):
         with pytest.raises(DataError, match="gave no batch"):
-            compress(mlp(), data=Batches(INPUTS[:0], LABELS[:0], 8))
+            compress(mlp(), data=ResidentBatches(INPUTS[:0], LABELS[:0], 8))
 
     def test_no_sample_to_validate_on(self):
         with pytest.raises(DataError, match="nothing to evaluate on"):
             compress(mlp(), val_loader=[])
 
     def test_one_sample(self):
-        check(mlp(), compress(mlp(), data=Batches(INPUTS[:1], LABELS[:1], 8)))
+        check(mlp(), compress(mlp(), data=ResidentBatches(INPUTS[:1], LABELS[:1], 8)))
 
     def test_a_last_batch_of_one_with_batch_norm(self):
         message = r"phase vd, epoch 1 of 1: .* leave out a last batch of one example \(drop_last\)"
         with pytest.raises(TrainingError, match=message):
-            compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8))
-        check(batch_norm(), compress(batch_norm(), data=Batches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
+            compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8))
+        check(batch_norm(), compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
 
     def test_all_labels_equal(self):
-        result = compress(mlp(), data=Batches(INPUTS, torch.zeros_like(LABELS), 8))
+        result = compress(mlp(), data=ResidentBatches(INPUTS, torch.zeros_like(LABELS), 8))
         check(mlp(), result)
 
     def test_labels_out_of_range(self):
         with pytest.raises(TrainingError, match=r"phase vd, epoch 1 of 1: .* Target 7 is out of bounds"):
-            compress(mlp(), data=Batches(INPUTS, LABELS + 7, 8))
+            compress(mlp(), data=ResidentBatches(INPUTS, LABELS + 7, 8))
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_data_that_is_not_finite(self, value):
         inputs = INPUTS.clone()
         inputs[9, 2] = value
         with pytest.raises(TrainingError, match=r"step 2: the data \(inputs of 1 of 8 examples of the batch\)"):
-            compress(mlp(), data=Batches(inputs, LABELS, 8))
+            compress(mlp(), data=ResidentBatches(inputs, LABELS, 8))
 
     @pytest.mark.parametrize(
         "changes",

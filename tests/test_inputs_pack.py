@@ -183,6 +183,9 @@ class SharedStorage(nn.Module):
 
 
 class Buffers(nn.Module):
+    kept: Tensor
+    unsaved: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("kept", random(4))
@@ -218,9 +221,10 @@ class Awkward(nn.Module):
 
 
 def norm(variance: float, eps: float = 1e-5) -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, eps=eps), nn.ReLU(), nn.Linear(6, 2))
-    net[1].running_var[2:4] = variance
-    return net
+    norm = nn.BatchNorm1d(6, eps=eps)
+    assert norm.running_var is not None
+    norm.running_var[2:4] = variance
+    return nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 2))
 
 
 def training() -> nn.Module:
@@ -248,7 +252,10 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "dropout only": (lambda: nn.Dropout(0.5), random(3, 4)),
     "one layer": (lambda: nn.Linear(4, 1), random(3, 4)),
     "a layer without outputs that count": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), random(3, 4)),
-    "channels last": (lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last), random(2, 2, 6, 6)),
+    "channels last": (
+        lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]  # torch's stub
+        random(2, 2, 6, 6),
+    ),
     "float64": (lambda: nn.Linear(4, 3).double(), random(3, 4).double()),
 }
 

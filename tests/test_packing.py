@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import bayeszip
-from bayeszip import codec, pipeline
+from bayeszip import codec, loading
 from bayeszip.cli import main
 from bayeszip.errors import FormatError, ModelError, OutputError, RecipeError
 from bayeszip.quantize import bounded, cluster
@@ -139,12 +139,12 @@ def test_bounds_and_components_are_checked():
 def test_verify_accepts_our_files_and_refuses_damage(image, tmp_path):
     path = tmp_path / "net.bayz"
     bayeszip.pack(network(), example_inputs=(image,)).save(path)
-    assert pipeline.verify(path) is None
+    assert loading.verify(path) is None
     blob = bytearray(path.read_bytes())
     blob[len(blob) // 2] ^= 4
     path.write_bytes(blob)
     with pytest.raises(FormatError):
-        pipeline.verify(path)
+        loading.verify(path)
 
 
 @pytest.mark.parametrize("coder", ["context", "csr-huffman"])
@@ -153,18 +153,18 @@ def test_verify_against_the_network_the_file_was_made_from(image, tmp_path, code
     coding = Coding(coder=coder, keep_indices=True)
     quantized = bayeszip.pack(network(), components=300, coding=coding).model
     bayeszip.pack(quantized, example_inputs=(image,), components=300, coding=coding).save(path)
-    assert pipeline.verify(path, against=quantized) < 1e-6
+    assert loading.verify(path, against=quantized) < 1e-6
     with pytest.raises(
         ModelError, match=r"net\.bayz computes something else than Sequential: outputs differ by .*--dense"
     ):
-        pipeline.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 5)))
+        loading.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 5)))
     with pytest.raises(ModelError, match=r"an output has shape \(4, 6\) in one network and \(4, 5\) in the other"):
-        pipeline.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 6)))
+        loading.verify(path, against=nn.Sequential(*list(network())[:-1], nn.Linear(8 * 36, 6)))
 
 
 def test_dense_export_fits_the_original_class(image, tmp_path):
     bayeszip.pack(network(), example_inputs=(image,), coding=Coding(keep_indices=True)).save(tmp_path / "net.bayz")
-    pipeline.export(tmp_path / "net.bayz", tmp_path / "dense.safetensors", dense=True)
+    loading.export(tmp_path / "net.bayz", tmp_path / "dense.safetensors", dense=True)
     original = network()
     original.load_state_dict(load_file(tmp_path / "dense.safetensors"), strict=False)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_dense_export_fits_the_original_class(image, tmp_path):
 
 def test_safetensors_export_is_what_load_gives(image, tmp_path):
     bayeszip.pack(network(), example_inputs=(image,)).save(tmp_path / "net.bayz")
-    pipeline.export(tmp_path / "net.bayz", tmp_path / "net.safetensors")
+    loading.export(tmp_path / "net.bayz", tmp_path / "net.safetensors")
     loaded = bayeszip.load(tmp_path / "net.bayz").state_dict()
     for name, tensor in load_file(tmp_path / "net.safetensors").items():
         assert torch.equal(tensor, loaded[name])
@@ -183,9 +183,9 @@ def test_safetensors_export_is_what_load_gives(image, tmp_path):
 def test_an_unknown_ending_is_refused(image, tmp_path):
     bayeszip.pack(network()).save(tmp_path / "net.bayz")
     with pytest.raises(OutputError, match=r"to \.onnx or \.safetensors, not '\.pt'"):
-        pipeline.export(tmp_path / "net.bayz", tmp_path / "net.pt")
+        loading.export(tmp_path / "net.bayz", tmp_path / "net.pt")
     with pytest.raises(OutputError, match=r"dense tensors are exported to \.safetensors only"):
-        pipeline.export(tmp_path / "net.bayz", tmp_path / "net.onnx", dense=True)
+        loading.export(tmp_path / "net.bayz", tmp_path / "net.onnx", dense=True)
 
 
 def test_load_takes_dtype_and_device(image, tmp_path):

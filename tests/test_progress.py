@@ -4,24 +4,23 @@ import io
 import sys
 
 import pytest
+import torch.nn.functional as F
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from bayeszip.errors import ModelError, OutputError
-from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.fitting import Course, EpochStats, Phase, Watcher
+from bayeszip.fitting.course import Problem
 from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
-from bayeszip.variational import to_variational
+from bayeszip.variational import Divergence, to_variational, variational_weights
 
 PHASES = (Phase(name="l2", epochs=2, noise=False), Phase(name="vd", epochs=3, tau1=1.0))
 
 
 def stats(phase="vd", epoch=1, epochs=3, **changes):
     values = {
-        "nll": 0.25,
-        "kl": 0.5,
-        "mixture": 0.0,
-        "hyper_prior": 0.0,
+        "parts": {"data": 0.25, "divergence": 0.5},
         "accuracy": 0.9812,
         "zeros": 0.5,
         "bytes": 4321,
@@ -31,12 +30,17 @@ def stats(phase="vd", epoch=1, epochs=3, **changes):
     )
 
 
+def course(network=None, phase=PHASES[0]):
+    weights = tuple(variational_weights(network or nn.Identity()))
+    return Course(Problem(network, weights, (Divergence(),), None, F.cross_entropy, 10), phase)
+
+
 def shown(events, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
     with TrainingProgress(PHASES, console) as display:
         for event in events:
             display.on_batch(PHASES[1], 0.5)
-            display.on_epoch(event, nn.Identity(), None)
+            display.on_epoch(event, course())
     return console.file.getvalue()
 
 
@@ -60,7 +64,7 @@ def test_without_a_terminal_a_phase_takes_a_line_not_a_line_an_epoch():
 
 
 def test_what_is_not_known_is_left_out():
-    text = shown([stats(epoch=3, accuracy=None, zeros=0.0, bytes=None, kl=0.0)], terminal=False)
+    text = shown([stats(epoch=3, accuracy=None, zeros=0.0, bytes=None, parts={"data": 0.25})], terminal=False)
     for absent in ("validation", "zeros", "file", "divergence"):
         assert absent not in text
 
@@ -68,36 +72,31 @@ def test_what_is_not_known_is_left_out():
 class Listing(Watcher):
     """Keeps what it is told."""
 
-    def __init__(self, factor=1.0):
-        self.told, self.factor = [], factor
+    def __init__(self):
+        self.told = []
 
-    def on_phase(self, phase, network, prior):
-        self.told.append(("phase", phase.name))
+    def on_phase(self, course):
+        self.told.append(("phase", course.phase.name))
 
     def on_batch(self, phase, done):
         self.told.append(("batch", done))
 
-    def on_epoch(self, stats, network, prior):
+    def on_epoch(self, stats, course):
         self.told.append(("epoch", stats.epoch))
-
-    def strength(self):
-        return self.factor
 
 
 def test_several_watchers_are_all_told():
-    watchers = Listing(0.5), Listing(4.0)
+    watchers = Listing(), Listing()
     together = Watchers(*watchers)
-    together.on_phase(PHASES[1], nn.Identity(), None)
+    together.on_phase(course(phase=PHASES[1]))
     together.on_batch(PHASES[1], 0.5)
-    together.on_epoch(stats(epoch=2), nn.Identity(), None)
+    together.on_epoch(stats(epoch=2), course())
     assert watchers[0].told == watchers[1].told == [("phase", "vd"), ("batch", 0.5), ("epoch", 2)]
-    assert together.strength() == 2.0
-    assert Watchers().strength() == 1.0
 
 
 def test_a_full_disk_is_told_of_once_and_the_training_goes_on():
     class Full(Watcher):
-        def on_epoch(self, stats, network, prior):
+        def on_epoch(self, stats, course):
             raise OutputError("run/snapshots.json can't be written: no space left on device")
 
     class Heard(Listing):
@@ -107,7 +106,7 @@ def test_a_full_disk_is_told_of_once_and_the_training_goes_on():
     first, last = Heard(), Listing()
     together = Watchers(first, Full(), last)
     for epoch in (1, 2):
-        together.on_epoch(stats(epoch=epoch), nn.Identity(), None)
+        together.on_epoch(stats(epoch=epoch), course())
     assert last.told == [("epoch", 1), ("epoch", 2)]
     warnings = [message for message in first.told if isinstance(message, str)]
     assert warnings == ["run/snapshots.json can't be written: no space left on device. The training goes on"]
@@ -117,9 +116,9 @@ def test_tensorboard_gets_every_epoch_under_its_number(tmp_path):
     network = nn.Linear(3, 2)
     to_variational(network)
     log = TensorBoardLog(tmp_path, PHASES)
-    log.on_epoch(stats("l2", 2, 2, kl=0.0, zeros=0.0, bytes=None), nn.Linear(3, 2), None)
-    log.on_epoch(stats("vd", 1, 3), network, None)
-    log.on_epoch(stats("vd", 3, 3, bytes=1234), network, None)
+    log.on_epoch(stats("l2", 2, 2, parts={"data": 0.25}, zeros=0.0, bytes=None), course(nn.Linear(3, 2)))
+    log.on_epoch(stats("vd", 1, 3), course(network))
+    log.on_epoch(stats("vd", 3, 3, bytes=1234), course(network))
     log.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     scalars = {

@@ -7,22 +7,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bayeszip import codec
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.posterior import GaussianTensor, Mixture, Posterior
-from bayeszip.quantize import Quantization, _nearest_means, cluster, fit_mixture, quantize, round_codebook
+from bayeszip.posterior import GaussianTensor, Posterior
+from bayeszip.quantize import (
+    Quantization,
+    _nearest_means,
+    at_error,
+    bounded,
+    cluster,
+    fit_mixture,
+    quantize,
+    round_codebook,
+    share_anew,
+    stepped,
+    trim,
+)
+from bayeszip.tensors import CompressedModel, QuantizedTensor, UniformGrid
+from bayeszip.variational import GaussianMixture
 
 
-def posterior(theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: Mixture | None = None) -> Posterior:
+def posterior(
+    theta: np.ndarray, log_sigma2: float | np.ndarray = -20.0, mixture: GaussianMixture | None = None
+) -> Posterior:
     theta = np.asarray(theta, np.float32)
     variance = np.broadcast_to(np.asarray(log_sigma2, np.float32), theta.shape)
-    return Posterior({"w": GaussianTensor(theta, variance)}, mixture)
+    return Posterior({"w": GaussianTensor(theta, variance)}, {} if mixture is None else {"mixture": mixture})
 
 
-def mixture(means: list[float], deviations: list[float], proportions: list[float]) -> Mixture:
-    return Mixture(np.array(means), -2 * np.log(deviations), np.log(proportions))
+def mixture(means: list[float], deviations: list[float], proportions: list[float]) -> GaussianMixture:
+    return GaussianMixture(np.array(means), -2 * np.log(deviations), np.log(proportions))
 
 
-def brute_force(theta: float, prior: Mixture) -> float:
+def brute_force(theta: float, prior: GaussianMixture) -> float:
     """The mean of the component with the largest π N(θ | μ, λ⁻¹)."""
     joint = []
     for mean, log_precision, log_proportion in zip(
@@ -51,7 +68,7 @@ def test_the_codebook_is_sorted_after_zero_and_shared_by_all_tensors():
         "a": GaussianTensor(np.array([0.5, 0.0], np.float32), np.full(2, -9.0, np.float32)),
         "b": GaussianTensor(np.array([[-0.3], [0.1]], np.float32), np.full((2, 1), -9.0, np.float32)),
     }
-    tensors = quantize(Posterior(weights, prior), Quantization())
+    tensors = quantize(Posterior(weights, {"mixture": prior}), Quantization())
     expected = np.array([0, -0.3, 0.1, 0.5], np.float32)  # nobody chose 9
     for tensor in tensors.values():
         np.testing.assert_array_equal(tensor.codebook, expected)
@@ -224,3 +241,129 @@ def test_values_that_would_add_up_in_an_output_stay():
     inputs = generator.random(4096)
     exact, ours = weights @ inputs, cluster(weights, 64).dequantize() @ inputs
     assert np.linalg.norm(ours - exact) < 0.04 * np.linalg.norm(exact)
+
+
+def test_scales_stay_where_weights_are_trimmed_or_shared_anew():
+    scale = QuantizedTensor(np.array([1, 2]), np.array([0, 0.5, 4.0]))
+    tensor = QuantizedTensor(np.array([[1, 2, 0], [2, 1, 1]]), np.array([0, -1.0, 1.0]), None, scale)
+    given = posterior(tensor.dequantize() + np.float32(1e-3))
+    trimmed = trim({"w": tensor}, given, 2)["w"]
+    assert (trimmed.nonzero, trimmed.scale) == (2, scale)
+    anew = share_anew({"w": tensor}, given, 2, 32)["w"]
+    assert anew.scale == scale
+    assert np.allclose(anew.dequantize(), tensor.dequantize(), atol=5e-3)
+
+
+def test_without_a_price_every_weight_takes_the_nearest_multiple():
+    weights = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    weights[:, 3] = 0
+    tensor = stepped(weights, 0.125, price=0)
+    assert isinstance(tensor.grid, UniformGrid)
+    assert np.abs(tensor.dequantize() - weights).max() <= 0.0625
+    assert not tensor.symbols[:, 3].any()
+    assert np.array_equal(stepped(tensor.dequantize(), 0.125).dequantize(), tensor.dequantize())
+
+
+def test_a_price_saves_bits_and_never_takes_a_weight_away_from_zero():
+    weights = np.random.default_rng(0).laplace(size=(80, 90)).astype(np.float32)
+    free, priced = stepped(weights, 1.0, price=0), stepped(weights, 1.0, price=0.2)
+    assert np.all(np.abs(priced.dequantize()) <= np.abs(free.dequantize()))
+    assert np.abs(priced.dequantize() - weights).max() < 1.5
+    sizes = [codec.measure(CompressedModel({"w": tensor})) for tensor in (priced, free)]
+    assert sizes[0] < 0.97 * sizes[1]
+
+
+def test_steps_at_the_error_of_clustering_make_smaller_files():
+    random = np.random.default_rng(0)
+    weights = {
+        "a.weight": random.normal(size=(60, 50)).astype(np.float32),
+        "b.weight": random.laplace(size=(40, 60)).astype(np.float32) / 8,
+    }
+    clustered = {name: cluster(array, 32) for name, array in weights.items()}
+
+    def error(tensors: dict[str, QuantizedTensor]) -> float:
+        distance = sum(np.square(tensors[name].dequantize() - array).sum() for name, array in weights.items())
+        return math.sqrt(distance / sum(np.square(array).sum() for array in weights.values()))
+
+    tensors = at_error(weights, error(clustered))
+    assert 0.97 * error(clustered) < error(tensors) <= error(clustered)
+    assert codec.measure(CompressedModel(tensors)) < 0.95 * codec.measure(CompressedModel(clustered))
+
+
+def test_steps_that_are_too_fine_or_impossible_are_refused():
+    with pytest.raises(ModelError, match="raise it"):
+        stepped(np.ones((2, 2), np.float32), 1e-6)
+    with pytest.raises(ModelError, match="all zero"):
+        at_error({"w": np.zeros((2, 2), np.float32)}, 0.1)
+
+
+@pytest.mark.parametrize("max_error", [0.01, 1e-3, 1e-4])
+def test_a_bound_is_not_refused_for_the_last_bit_of_float32(max_error):
+    weights = np.random.default_rng(0).uniform(0.4, 0.5, (100, 100)).astype(np.float32)
+    assert np.abs(bounded(weights, max_error * 0.5).dequantize().astype(np.float64) - weights).max() <= max_error * 0.5
+
+
+def two_layers(units: dict[str, float] | None, bits: int = 32) -> tuple[Posterior, dict[str, QuantizedTensor]]:
+    """The second layer's weights are twenty times larger; so is what the components were placed for without units."""
+    rng = np.random.default_rng(0)
+    theta = {
+        "a.weight": rng.normal(0, 0.05, (20, 30)),
+        "a.bias": rng.normal(0, 0.05, 20),
+        "b.weight": rng.normal(0, 1.0, (10, 20, 3)),
+    }
+    weights = {
+        name: GaussianTensor(array.astype(np.float32), np.full(array.shape, 2 * np.log(0.01 * array.std()), np.float32))
+        for name, array in theta.items()
+    }
+    seen = np.concatenate([(array / (units or {}).get(name, 1.0)).ravel() for name, array in theta.items()])
+    means = np.quantile(seen, (np.arange(16) + 0.5) / 16)
+    ours = mixture([0.0, *means], [0.05 * seen.std()] * 17, [0.2] + [0.05] * 16)
+    ours = GaussianMixture(ours.means, ours.log_precisions, ours.log_proportions, units or {})
+    posterior = Posterior(weights, {"mixture": ours})
+    return posterior, quantize(posterior, Quantization(codebook_bits=bits))
+
+
+UNITS = {"a.weight": 0.07, "b.weight": 1.4}
+
+
+def relative_error(tensor: QuantizedTensor, theta: np.ndarray) -> float:
+    return float(np.sqrt(np.square(tensor.dequantize() - theta).sum() / np.square(theta).sum()))
+
+
+def test_in_units_one_codebook_fits_layers_of_different_scale():
+    errors, used = {}, {}
+    for way, units in (("layer", UNITS), ("network", None)):
+        posterior, tensors = two_layers(units)
+        assert len({tensor.codebook.tobytes() for tensor in tensors.values()}) == 1
+        errors[way] = {name: relative_error(tensors[name], posterior.weights[name].theta) for name in UNITS}
+        used[way] = {name: np.unique(tensors[name].symbols).size / tensors[name].codebook.size for name in UNITS}
+    assert errors["layer"]["a.weight"] == pytest.approx(errors["layer"]["b.weight"], rel=0.25)
+    assert used["layer"] == {"a.weight": 1, "b.weight": 1}
+    assert errors["network"]["a.weight"] > 2 * errors["layer"]["a.weight"]
+    assert used["network"]["a.weight"] < 1
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_unit_is_the_scale_of_every_row_and_survives_what_comes_after(bits):
+    posterior, tensors = two_layers(UNITS, bits)
+    assert tensors["a.bias"].scale is None
+    for name, unit in UNITS.items():
+        expected = round_codebook(np.array([unit]), bits)
+        np.testing.assert_array_equal(tensors[name].scale.dequantize(), np.repeat(expected, len(tensors[name].symbols)))
+    fewer = trim(tensors, posterior, 500)
+    assert 0 < sum(tensor.nonzero for tensor in fewer.values()) <= 500
+    for name, tensor in fewer.items():
+        assert tensor.scale == tensors[name].scale
+        alive = tensor.symbols != 0
+        np.testing.assert_array_equal(tensor.dequantize()[alive], tensors[name].dequantize()[alive])
+    finer = share_anew(tensors, posterior, 256, bits)
+    for name in UNITS:
+        alive, theta = tensors[name].symbols != 0, posterior.weights[name].theta
+        off = np.abs(finer[name].dequantize() - theta)[alive].max()
+        assert off < 0.5 * np.abs(tensors[name].dequantize() - theta)[alive].max()
+    assert codec.decode(codec.encode(CompressedModel(finer))).tensors == finer
+
+
+def test_tensors_without_weights_have_no_scale():
+    posterior, tensors = two_layers(UNITS)
+    assert all(tensor.scale is None for tensor in trim(tensors, posterior, 0).values())

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
 from bayeszip.quantize import Quantization
-from bayeszip.recipe import RECIPES, Coding, MixtureStart, Recipe, recipe, settings_help
+from bayeszip.recipe import RECIPES, Coding, Recipe, recipe, settings_help
+from bayeszip.variational.mixture import MixtureStart
 
 
 def test_the_papers_recipe_is_the_papers():

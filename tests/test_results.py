@@ -1,76 +1,106 @@
-"""Committed results: every file gives the figures that its record states, and the pages are rendered from them."""
+"""Committed results: files give the figures of their records, pages are rendered from them, choices can be traced."""
 
-import json
-import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from bayeszip import codec, pipeline
-from bayeszip.loaders import load_data
-from bayeszip.record import bytes_by_part, file_figures
+from bayeszip import codec, loading
+from bayeszip.codec.accounting import paper_size
+from bayeszip.experiments import EXPERIMENTS
+from bayeszip.experiments.pages import PAGES, inherited, rendered
+from bayeszip.experiments.records import OFFSET_BITS, file_of, history_of, read, recipe_of
+from bayeszip.loaders import load_test
+from bayeszip.recipe import RECIPES
+from bayeszip.record import file_figures
+from bayeszip.settings import to_dict
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = sorted(ROOT.glob("results/*/*/result.json"))
+HELD = {name: read(ROOT / "results" / name) for name in EXPERIMENTS}
+WITH_FILES = [(name, record) for name, records in HELD.items() if name != "choice" for record in records.values()]
 
 
 @pytest.fixture(scope="module")
 def test_set():
-    return load_data("mnist", batch_size=1, seed=0, device=torch.device("cpu")).test
+    return load_test("mnist", device=torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def paper_bytes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "experiments"))
-        return runpy.run_path(str(ROOT / "experiments" / "runs.py"))["paper_bytes"]
-
-
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_a_file_gives_the_figures_of_its_record(path, test_set, paper_bytes):
-    record = json.loads(path.read_text(encoding="utf-8"))
-    blob = path.with_name("net.bayz").read_bytes()
-    figures = file_figures(pipeline.load(path.with_name("net.bayz")), blob, test_set)
+@pytest.mark.parametrize(
+    ("experiment", "record"), WITH_FILES, ids=lambda part: part if isinstance(part, str) else part["name"]
+)
+def test_a_file_gives_the_figures_of_its_record(experiment, record, test_set):
+    path = file_of(ROOT / "results" / experiment, record["name"])
+    blob = path.read_bytes()
+    figures = file_figures(loading.load(path), codec.describe(blob), test_set)
     # Another machine may round a tie between two outputs the other way.
-    assert figures.pop("accuracy") == pytest.approx(record["accuracy"], abs=2e-4)
-    assert figures == {name: record[name] for name in figures}
-    parts = bytes_by_part(blob)
-    assert record["bytes_by_part"] == parts
-    assert sum(parts.pop("tensors").values()) + sum(parts.values()) == len(blob)
+    assert figures["accuracy"] == pytest.approx(record["accuracy"], abs=2e-4)
+    assert {name: figures[name] for name in ("bytes", "params", "nonzero")} == {
+        name: record[name] for name in ("bytes", "params", "nonzero")
+    }
     model = codec.decode(blob)
     assert codec.encode(model) == blob
-    if "paper_bytes" in record:
-        assert paper_bytes(model, record["model"]) == record["paper_bytes"]
+    assert paper_size(model, OFFSET_BITS[record["model"]]).bytes == record["paper_bytes"]
 
 
-def test_the_pages_are_rendered_from_the_records(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    render = runpy.run_path(str(ROOT / "experiments" / "render.py"))
-    quick = render["by_tau1"](render["read"](ROOT / "results" / "quick"))
-    quoted = json.loads((ROOT / "src/bayeszip/report/quoted.json").read_text(encoding="utf-8"))["lenet-300-100"]
-    message = "run: python experiments/render.py"
-    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == render["results_page"](quick, quoted), message
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert render["with_results"](readme, quick) == readme, message
-
-
-@pytest.mark.parametrize("experiment", ["table", "figure", "ablation"])
-def test_every_planned_run_is_there_with_the_recipe_that_the_experiment_has(monkeypatch, experiment):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    planned = runpy.run_path(str(ROOT / "experiments" / f"{experiment}.py"))["planned"]()
-    recorded_recipe = runpy.run_path(str(ROOT / "experiments" / "runs.py"))["recorded_recipe"]
-    names = {path.parent.name for path in (ROOT / "results" / experiment).glob("*/result.json")}
-    assert names == {run.name for run in planned}
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_planned_run_is_there_with_the_settings_of_the_plan(name):
+    records = HELD[name]
+    seeds = tuple(sorted({record["seed"] for record in records.values()}))
+    planned = EXPERIMENTS[name].runs(seeds)
+    assert set(records) == {run.name for run in planned}
     for run in planned:
-        path = ROOT / "results" / experiment / run.name / "result.json"
-        assert recorded_recipe(path) == run.settings
-        record = json.loads(path.read_text(encoding="utf-8"))
-        assert (record["model"], record["seed"]) == (run.model, run.seed)
+        record = records[run.name]
+        assert recipe_of(record) == run.recipe.scaled()
+        assert (record["model"], record["seed"]) == (run.variant.model, run.seed)
 
 
-def test_every_line_of_the_choice_is_of_a_planned_run(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    choice = runpy.run_path(str(ROOT / "experiments" / "choice.py"))
-    noted = [(f"{line['method']} {line['settings']}", line["seed"]) for line in choice["lines"]()]
-    assert sorted(noted) == sorted((run.name, run.seed) for run in choice["planned"]())
+def test_a_record_tells_how_its_training_went():
+    for _, record in WITH_FILES:
+        settings = recipe_of(record)
+        epochs = [epoch for epoch in history_of(record) if epoch["phase"] == settings.closing.name]
+        assert len(epochs) == settings.closing.epochs
+        trained = [epoch["accuracy"] for epoch in history_of(record) if epoch["phase"] != settings.closing.name]
+        assert record["validation_accuracy_trained"] == (trained or [record["validation_accuracy_before"]])[-1]
+
+
+def test_the_folders_hold_records_and_files_alone_under_short_names():
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    expected = {f"results/{name}/runs.jsonl" for name in HELD} | {"results/choice/inherited.json"}
+    expected |= {f"results/{name}/{record['name']}.bayz" for name, record in WITH_FILES}
+    assert set(listed.stdout.split()) == expected
+    assert max(map(len, expected)) < 60
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_are_rendered_from_the_records(page):
+    assert (ROOT / page).read_text(encoding="utf-8") == rendered(ROOT, page), "run: bayeszip reproduce --render"
+
+
+def fields_of(recipe):
+    """Every setting by the name that `--set` has for it."""
+    found = {}
+    for name, value in to_dict(recipe).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{field}": setting for field, setting in value.items()}
+        elif isinstance(value, list | tuple):
+            found |= {f"{phase['name']}.{field}": setting for phase in value for field, setting in phase.items()}
+        else:
+            found[name] = value
+    return {name: value for name, value in found.items() if name.rpartition(".")[2] != "name"}
+
+
+@pytest.mark.parametrize("name", ["vd+sws", "vd", "sws", "quick"])
+def test_every_setting_that_is_not_the_paper_s_was_tried_or_is_stated_as_inherited(name):
+    """Tried: in the committed sweep the setting has several values, and the recipe's is one of them."""
+    ours = fields_of(RECIPES[name])
+    paper = fields_of(RECIPES[f"paper-{'vd+sws' if name == 'quick' else name}"])
+    swept = [fields_of(recipe_of(record)) for record in HELD["choice"].values() if record["recipe"]["name"] == name]
+    differing = {field for field, value in ours.items() if field not in paper or paper[field] != value}
+    tried = {field: {settings.get(field) for settings in swept} for field in differing}
+    untried = {field for field, values in tried.items() if len(values) < 2 or ours[field] not in values}
+    assert differing
+    assert untried == set(inherited(ROOT)[name]), "state the reason in results/choice/inherited.json, or sweep it"
+    assert all(inherited(ROOT)[name].values())

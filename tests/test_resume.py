@@ -21,9 +21,8 @@ from typer.testing import CliRunner
 
 import bayeszip
 from bayeszip import cli
-from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, Interrupted, RecipeError
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.checkpoint import Checkpoints
 from bayeszip.fitting.keeper import Checkpointing, Interval
 from bayeszip.progress import TrainingProgress, Watchers
@@ -61,17 +60,18 @@ class Acting(Watcher):
         self.warnings.append(message)
 
 
-def data(seed: int = 0, n: int = 128) -> Batches:
+def data(seed: int = 0, n: int = 128) -> ResidentBatches:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(n, 12, generator=generator)
-    return Batches(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long(), 32, shuffle=True, seed=seed)
+    return ResidentBatches(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long(), 32, shuffle=True, seed=seed)
 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    first = nn.Linear(12, 16)
+    network = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():  # so that compaction has something to leave out
-        network[0].weight[:, 6:] *= 1e-4
+        first.weight[:, 6:] *= 1e-4
     return network
 
 
@@ -101,6 +101,8 @@ def whole():
     assert len(watcher.steps) == STEPS
     computed = [stats.weights_computed for stats in result.fit.history if stats.phase.startswith("vd")]
     assert computed[-1] < computed[0]
+    # Behind a norm: the units of layers are among what has to be saved.
+    assert result.compressed.tensors["0.weight"].scale is not None
     return result
 
 
@@ -375,7 +377,7 @@ def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
     page = Path(__file__).resolve().parents[1] / "docs" / "long-runs.md"
     (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    names = {}
     exec(snippet, names)
     assert names["result"].bytes > 0
     assert len(list((tmp_path / "checkpoints").glob("*.safetensors"))) == 1

@@ -12,14 +12,17 @@ _OWNERS = {
     "CompressedModel": "tensors",
     "Compressor": "compressor",
     "LightningCallback": "compressor.lightning",
+    "LogGrid": "tensors",
     "QuantizedTensor": "tensors",
     "RawTensor": "tensors",
     "Recipe": "recipe",
-    "Result": "pipeline",
+    "ResidentBatches": "fitting",
+    "Result": "result",
     "TrainerCallback": "compressor.transformers",
-    "compress": "pipeline",
-    "load": "pipeline",
-    "pack": "pipeline",
+    "UniformGrid": "tensors",
+    "compress": "compressing",
+    "load": "loading",
+    "pack": "packing",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

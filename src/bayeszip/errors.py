@@ -11,11 +11,36 @@ __all__ = [
     "RecipeError",
     "TargetError",
     "TrainingError",
+    "printable",
+    "shown",
 ]
+
+_LONGEST_MESSAGE = 200
+
+
+def printable(text: str) -> str:
+    r"""Text from a stranger's file, with what could steer a terminal written out.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(text: object) -> str:
+    """Anything from a file, for a message: escaped, and cut where it is long."""
+    escaped = ascii(text)
+    return escaped if len(escaped) <= _LONGEST_MESSAGE // 2 else escaped[: _LONGEST_MESSAGE // 2] + "…"
 
 
 class BayeszipError(Exception):
-    """Something bayeszip was given, or met, that it can't work with; the message says what and what to do."""
+    """Something bayeszip was given, or met, that it can't work with; the message says what and what to do.
+
+    Whatever a message quotes, it can't steer a terminal.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("\n".join(map(printable, message.split("\n"))))
 
 
 class DataError(BayeszipError):
@@ -58,7 +83,11 @@ class Interrupted(BayeszipError):
 
 
 class FormatError(BayeszipError):
-    """A file is not a valid `.bayz` file. The codec's named kinds derive from this."""
+    """A file is not a valid `.bayz` file. The codec's named kinds derive from this; messages are cut where long."""
+
+    def __init__(self, message: str = "") -> None:
+        line = printable(message[: _LONGEST_MESSAGE + 1])
+        super().__init__(line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…")
 
 
 class OutputError(BayeszipError):

@@ -50,8 +50,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | bytearray | mem
     """
     target, temporary = _place(path)
     try:
-        _write_new(temporary, data)
         mode = _mode(target)
+        # From its first byte on the temporary file is at most as open as the one whose place it takes.
+        _write_new(temporary, data, 0o666 if mode is None else stat.S_IMODE(mode) & 0o777)
         if mode is not None:
             os.chmod(temporary, stat.S_IMODE(mode))
         os.replace(temporary, target)
@@ -80,7 +81,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` now if `path` could not be written later, by creating and removing a file beside it."""
     _, temporary = _place(path)
     try:
-        _write_new(temporary, b"\0")
+        _write_new(temporary, b"\0", 0o600)
     except OSError as error:
         raise _output_error(path, error) from error
     finally:
@@ -180,9 +181,9 @@ def _place(path: str | os.PathLike[str]) -> tuple[Path, Path]:
         raise _output_error(path, error) from error
 
 
-def _write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
+def _write_new(path: Path, data: bytes | bytearray | memoryview, mode: int) -> None:
     """Create `path`, fill it and wait until the disk has it."""
-    descriptor = os.open(path, _CREATE, 0o666)  # the umask takes its share
+    descriptor = os.open(path, _CREATE, mode)  # the umask takes its share
     try:
         rest = memoryview(data).cast("B")
         while rest:

@@ -1,7 +1,6 @@
 """What the command line is given by name: data sets, loaders of one's own, weights."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 
 from bayeszip import data
 from bayeszip.errors import DataError, ModelError
+from bayeszip.fitting import ResidentBatches
+from bayeszip.fitting.batches import Loader
 from bayeszip.models import made_by
 
-__all__ = ["Loaders", "load_data", "load_weights", "read_weights"]
-
-Batches = Iterable[tuple[Tensor, Tensor]]
+__all__ = ["Loaders", "load_data", "load_test", "load_weights", "read_weights"]
 
 #: Images evaluated at once.
 EVALUATION_BATCH = 1000
@@ -25,38 +24,56 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class Loaders:
-    """Batches of the three splits; hyper-parameters are chosen on validation, test only reports."""
+    """What training and choosing may see. The test set is asked for by itself, with `load_test`, and only reports."""
 
-    train: Batches
-    validation: Batches
-    test: Batches
+    train: Loader
+    validation: Loader
 
 
 def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) -> Loaders:
-    """`mnist`, `idx:FOLDER`, or `module:factory`, where `factory()` returns (train, validation[, test]) loaders.
+    """Training and validation batches of data by name (see `data.load`) or of `module:factory`; no test set is opened.
+
+    `factory()` returns (train, validation[, test]) loaders; the third is not handed on.
 
     Raises:
         DataError: the data is missing or damaged, or the factory returned something else.
     """
-    if spec == "mnist" or spec.startswith("idx:"):
-        dataset = data.load(spec)
-        train, validation, test = (split.to(device) for split in (dataset.train, dataset.validation, dataset.test))
-        return Loaders(
-            data.Batches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
-            data.Batches(validation.images, validation.labels, EVALUATION_BATCH),
-            data.Batches(test.images, test.labels, EVALUATION_BATCH),
-        )
+    if not _is_built_in(spec):
+        return Loaders(*_from_factory(spec)[:2])
+    train, validation = (split.to(device) for split in data.load_training(spec))
+    return Loaders(
+        ResidentBatches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
+        ResidentBatches(validation.images, validation.labels, EVALUATION_BATCH),
+    )
+
+
+def load_test(spec: str, *, device: torch.device) -> Loader:
+    """The test batches of the data that `load_data` knows by `spec`; of a factory without any, those for validation.
+
+    Raises:
+        DataError: the data is missing or damaged, or the factory returned something else.
+    """
+    if not _is_built_in(spec):
+        return _from_factory(spec)[-1]
+    test = data.load_test(spec).to(device)
+    return ResidentBatches(test.images, test.labels, EVALUATION_BATCH)
+
+
+def _is_built_in(spec: str) -> bool:
+    """Whether it is a data set by name, not a factory."""
+    if data.is_known(spec):
+        return True
     if not all(spec.partition(":")):
-        raise DataError(f"unknown data {spec!r}; give mnist, idx:FOLDER or module:factory")
-    return _from_factory(spec)
+        raise DataError(f"unknown data {spec!r}; give mnist, cifar10, cifar10:FOLDER, idx:FOLDER or module:factory")
+    return False
 
 
-def _from_factory(spec: str) -> Loaders:
+def _from_factory(spec: str) -> tuple[Any, ...]:
     made: Any = made_by(spec)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not all(hasattr(part, "__iter__") for part in made):
         found = f"{len(made)} of something" if isinstance(made, tuple) else type(made).__name__
         raise DataError(f"{spec} must return (train, validation) or (train, validation, test) loaders, not {found}")
-    return Loaders(made[0], made[1], made[-1])
+    return made
 
 
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:

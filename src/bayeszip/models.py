@@ -1,21 +1,21 @@
-"""The networks of the compression literature, LeNet-300-100 and LeNet-5, and how to name one's own."""
+"""The networks of the compression literature, for MNIST and for CIFAR-10, and how to name one's own."""
 
 import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
 
-__all__ = ["BUILT_IN", "LeNet5", "LeNet300", "build", "made_by", "parameter_count"]
+__all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by"]
 
 
 class LeNet300(nn.Module):
@@ -27,6 +27,9 @@ class LeNet300(nn.Module):
         torch.Size([2, 10])
     """
 
+    #: channels, height and width of the images it is made for
+    input_shape: ClassVar = (1, 28, 28)
+
     def __init__(self) -> None:
         super().__init__()
         self.fc1 = nn.Linear(784, 300)
@@ -34,7 +37,10 @@ class LeNet300(nn.Module):
         self.fc3 = nn.Linear(100, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = F.relu(self.fc1(images.flatten(1)))
+        pixels = images.flatten(1)
+        if pixels.shape[1] != 784:
+            raise _misfit(self, images)
+        hidden = F.relu(self.fc1(pixels))
         hidden = F.relu(self.fc2(hidden))
         return self.fc3(hidden)
 
@@ -55,6 +61,9 @@ class LeNet5(nn.Module):
         torch.Size([2, 10])
     """
 
+    #: channels, height and width of the images it is made for
+    input_shape: ClassVar = (1, 28, 28)
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 20, 5)
@@ -63,14 +72,158 @@ class LeNet5(nn.Module):
         self.fc2 = nn.Linear(500, 10)
 
     def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1:] != self.input_shape:
+            raise _misfit(self, images)
         hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
         hidden = F.relu(F.max_pool2d(self.conv2(hidden), 2))
         hidden = F.relu(self.fc1(hidden.flatten(1)))
         return self.fc2(hidden)
 
 
+class ResNet(nn.Module):
+    """A residual network for CIFAR-10: a convolution, three stages of blocks that double the channels and halve the
+    sides, the mean over the image, and one linear layer; each convolution of 3×3 is followed by a BatchNorm.
+
+    With `blocks=3` it is ResNet-20 of He et al. (2016), section 4.2, with their shortcuts without parameters
+    (option A): 269,722 parameters; with `width=64` too, ResNet-20-4, four times as wide: 4,286,026.
+
+    With `blocks=1`, `projection=True` and `bias=True` it is ResNet-8 of MLPerf Tiny, whose shortcuts between stages are
+    convolutions of 1×1 without a norm. Its 78,186 parameters are those that the reference trains; the 78,666 that are
+    published count running statistics too. The reference pads strided convolutions on one side only, this network on
+    both, as torch does.
+
+    Args:
+        blocks: residual blocks a stage, of two convolutions each.
+        width: channels of the first stage.
+        projection: shortcuts between stages are convolutions of 1×1, rather than every other pixel and no more
+            channels than there are, the others zero.
+        bias: convolutions have biases, also those that a norm follows and cancels.
+
+    Example:
+        >>> import torch
+        >>> ResNet(blocks=1, width=4)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    #: channels, height and width of the images it is made for
+    input_shape: ClassVar = (3, 32, 32)
+
+    def __init__(self, blocks: int, width: int = 16, *, projection: bool = False, bias: bool = False) -> None:
+        super().__init__()
+
+        def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+            first = _ResidualBlock(inputs, outputs, stride, projection=projection, bias=bias)
+            others = (_ResidualBlock(outputs, outputs, projection=projection, bias=bias) for _ in range(blocks - 1))
+            return nn.Sequential(first, *others)
+
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=bias)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = stage(width, width, 1)
+        self.layer2 = stage(width, 2 * width, 2)
+        self.layer3 = stage(2 * width, 4 * width, 2)
+        self.linear = nn.Linear(4 * width, 10)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise _misfit(self, images)
+        hidden = F.relu(self.bn1(self.conv1(images)))
+        hidden = self.layer3(self.layer2(self.layer1(hidden)))
+        return self.linear(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
+
+
+class _ResidualBlock(nn.Module):
+    """Two convolutions with their norms, and what they are added to: the input, or a shortcut to the next stage."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, *, projection: bool, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if projection else _PaddedShortcut(outputs - inputs)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        change = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(hidden)))))
+        return F.relu(change + self.shortcut(hidden))
+
+
+class _PaddedShortcut(nn.Module):
+    """Every other pixel, and zeros for the channels that the next stage has more; He et al.'s option A."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        # Means of one pixel each: hidden[:, :, ::2, ::2] in one operator of a file.
+        halved = F.avg_pool2d(hidden, 1, 2)
+        before = self.channels // 2
+        return F.pad(halved, (0, 0, 0, 0, before, self.channels - before))
+
+
+class VGG16(nn.Module):
+    """VGG-16 in its form for CIFAR-10: 13 convolutions of 3×3, each with a BatchNorm, max-pooling after the second,
+    fourth, seventh, tenth and last, and one linear layer; 14,724,042 parameters.
+
+    Biases of convolutions, which the norms would cancel, are left out.
+
+    Example:
+        >>> import torch
+        >>> VGG16()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    #: channels, height and width of the images it is made for
+    input_shape: ClassVar = (3, 32, 32)
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for outputs, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(512, 10)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1:] != self.input_shape:
+            raise _misfit(self, images)
+        return self.classifier(self.features(images).flatten(1))
+
+
+def _initialize(layer: nn.Module) -> None:
+    """Weights whose deviation √(2 / inputs) keeps the scale of rectified activations (He et al., 2015, eq. 10)."""
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _misfit(network: "LeNet300 | LeNet5 | ResNet | VGG16", images: Tensor) -> ModelError:
+    made_for, given = (" × ".join(map(str, shape)) for shape in (network.input_shape, images.shape[1:]))
+    data = "MNIST" if network.input_shape == LeNet5.input_shape else "CIFAR-10"
+    return ModelError(
+        f"{type(network).__name__} is made for images of {made_for}, as in {data}, not of {given}; "
+        "choose other data or another network"
+    )
+
+
 #: name → the network it builds, freshly initialized
-BUILT_IN: dict[str, Callable[[], nn.Module]] = {"lenet-300-100": LeNet300, "lenet-5": LeNet5}
+BUILT_IN: dict[str, Callable[[], nn.Module]] = {
+    "lenet-300-100": LeNet300,
+    "lenet-5": LeNet5,
+    "resnet-8": partial(ResNet, blocks=1, projection=True, bias=True),
+    "resnet-20": partial(ResNet, blocks=3),
+    "resnet-20-4": partial(ResNet, blocks=3, width=64),
+    "vgg-16": VGG16,
+}
 
 
 def build(name: str) -> nn.Module:
@@ -92,6 +245,13 @@ def build(name: str) -> nn.Module:
     return network
 
 
+def build_seeded(name: str, seed: int) -> nn.Module:
+    """The network `name` (see `build`), its first values drawn from `seed`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build(name)
+
+
 def made_by(factory_name: str) -> Any:
     """What `module:factory` returns; a network given in place of a factory, as it is.
 
@@ -102,18 +262,6 @@ def made_by(factory_name: str) -> Any:
     with _current_folder_importable():
         factory = _attribute(_import(module_name), name)
         return factory if isinstance(factory, nn.Module) else _called(factory, factory_name)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """How many parameters `module` has; one that is used in several places counts once.
-
-    Raises:
-        ModelError: a lazy layer has not seen data yet, so nobody knows.
-    """
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ModelError(f"{name} has no shape yet; run the lazy network once on an example before")
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@ on a terminal, and as logs for TensorBoard.
 """
 
 import dataclasses
-import math
 import os
 import sys
 import time
@@ -16,12 +15,11 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from torch import nn
 
 from bayeszip.errors import ModelError, OutputError
-from bayeszip.fitting import EpochStats, Phase, Watcher
+from bayeszip.fitting import Course, EpochStats, Phase, Watcher
+from bayeszip.fitting.course import DATA
 from bayeszip.summary import show_bytes
-from bayeszip.variational import MixturePrior, variational_weights
 
 __all__ = ["TensorBoardLog", "TrainingProgress", "Watchers"]
 
@@ -36,15 +34,15 @@ class Watchers(Watcher):
         self._watchers = watchers
         self._failing: set[int] = set()
 
-    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        self._tell(lambda watcher: watcher.on_phase(phase, network, prior))
+    def on_phase(self, course: Course) -> None:
+        self._tell(lambda watcher: watcher.on_phase(course))
 
     def on_batch(self, phase: Phase, done: float) -> None:
         for watcher in self._watchers:
             watcher.on_batch(phase, done)
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
-        self._tell(lambda watcher: watcher.on_epoch(stats, network, prior))
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
+        self._tell(lambda watcher: watcher.on_epoch(stats, course))
 
     def _tell(self, event: Callable[[Watcher], None]) -> None:
         for watcher in self._watchers:
@@ -60,9 +58,6 @@ class Watchers(Watcher):
         # Once is enough: the first is the one that people look at.
         for watcher in self._watchers[:1]:
             watcher.on_warning(message)
-
-    def strength(self) -> float:
-        return math.prod(watcher.strength() for watcher in self._watchers)
 
     def state_dict(self) -> dict[str, Any]:
         return {"watchers": [watcher.state_dict() for watcher in self._watchers]}
@@ -118,7 +113,7 @@ class TrainingProgress(Watcher):
     def on_warning(self, message: str) -> None:
         self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
         self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
         # The size is not measured after every epoch; the last one known is shown meanwhile.
         self._bytes = stats.bytes if stats.bytes is not None else self._bytes
@@ -154,12 +149,12 @@ class TensorBoardLog(Watcher):
         self._writer = SummaryWriter(os.fspath(folder))
         self._starts = _starts(phases)
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
         epoch = self._starts.get(stats.phase, 0) + stats.epoch
         for name, value in _logged(stats):
             self._writer.add_scalar(name, value, epoch)
         if stats.epoch == stats.epochs:
-            for weight in variational_weights(network):
+            for weight in course.weights:
                 self._writer.add_histogram(f"weights/{weight.name}", weight.theta.detach().float(), epoch)
         self._writer.flush()
 
@@ -170,10 +165,7 @@ class TensorBoardLog(Watcher):
 
 def _logged(stats: EpochStats) -> list[tuple[str, float]]:
     figures: list[tuple[str, float | None]] = [
-        ("loss/data", stats.nll),
-        ("loss/divergence", stats.kl or None),
-        ("loss/mixture", stats.mixture or None),
-        ("loss/hyper-prior", stats.hyper_prior or None),
+        *((f"loss/{name}", value) for name, value in stats.parts.items()),
         ("validation/accuracy", stats.accuracy),
         ("size/zeros", stats.zeros or None),
         ("size/bytes", stats.bytes),
@@ -191,9 +183,8 @@ def _starts(phases: Sequence[Phase]) -> dict[str, int]:
 
 
 def _figures(stats: EpochStats) -> list[tuple[str, str]]:
-    figures = [("phase", stats.phase), ("epoch", f"{stats.epoch}/{stats.epochs}"), ("loss", f"{stats.nll:.4f}")]
-    parts = (("divergence", stats.kl), ("mixture", stats.mixture), ("hyper-prior", stats.hyper_prior))
-    figures += [(name, f"{value:.4f}") for name, value in parts if value]
+    figures = [("phase", stats.phase), ("epoch", f"{stats.epoch}/{stats.epochs}")]
+    figures += [("loss" if name == DATA else name, f"{value:.4f}") for name, value in stats.parts.items() if value]
     if stats.accuracy is not None:
         figures.append(("validation", f"{100 * stats.accuracy:.2f} %"))
     if stats.zeros:

@@ -2,41 +2,60 @@
 
 Two ways, as in app. B of the paper:
 
-- with a mixture: each θ takes the mean of its most responsible component;
+- with a mixture: each θ takes the mean of its most responsible component, in the unit of its tensor, which becomes the
+  scale of all its rows;
 - without (variational dropout alone): weights whose dropout rate σ²/(θ²+σ²) reaches a threshold become 0, and a
   mixture fitted to the fixed rest gives the shared values.
 
 Components that coincide, or that no weight chose, disappear from the codebook.
 
 Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
-within an error.
+within an error that no weight may exceed, `stepped` to a grid; or all together, `at_error`, by the steps that make the
+smallest file at a given error of the whole.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from bayeszip import codec
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.posterior import GaussianTensor, Mixture, Posterior
+from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.settings import at_least, between, check, choice, setting
-from bayeszip.tensors import QuantizedTensor
+from bayeszip.tensors import (
+    MAX_LOG_SYMBOLS,
+    MAX_SYMBOLS,
+    CompressedModel,
+    LogGrid,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+)
+from bayeszip.variational import GaussianMixture
 
 __all__ = [
     "Precision",
     "Quantization",
+    "at_error",
     "bounded",
     "cluster",
     "fit_mixture",
     "quantize",
     "round_codebook",
+    "round_norms",
     "share_anew",
+    "stepped",
     "trim",
 ]
 
 _CHUNK = 2**20
+
+#: A step over the root mean square of what rounding to it moves.
+_SPREAD = math.sqrt(12)
 
 #: Share of the squared error by which more of it makes no difference, and that of an output's error.
 LOST = 0.01
@@ -45,8 +64,11 @@ LOST_IN_A_SUM = 0.3
 #: Types that shared values may be rounded to; they are held in float32.
 Precision = Literal["float16", "bfloat16", "float32"]
 
-#: How far rounding to a short type moves a value, at most, relative to it.
-_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
+#: How far rounding to a type moves a value, at most, relative to it.
+_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9, "float32": 2.0**-24}
+
+#: What a bit is worth in squared error, in units of a squared step; found by trial, see `benchmarks/codec_steps.py`.
+PRICE_OF_A_BIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -74,7 +96,7 @@ class Quantization:
 
 
 def quantize(posterior: Posterior, settings: Quantization) -> dict[str, QuantizedTensor]:
-    """Symbols for every weight of the posterior, with one codebook for all."""
+    """Symbols for every weight of the posterior, with one codebook for all; tensors with a unit have it as a scale."""
     if settings.assignment == "mixture":
         if posterior.mixture is None:
             raise ModelError("assignment=mixture needs a network trained with a mixture prior; use assignment=fit")
@@ -83,12 +105,16 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
         mixture, first = fit_mixture(_survivors(posterior, settings.prune_rate), settings.components), 1
     group, values = _merge(mixture, settings.merge_within, pinned=first == 0)
     symbols = {
-        name: _assign(weight, mixture, settings.prune_rate, group, first) for name, weight in posterior.weights.items()
+        name: np.where(_pruned(weight, settings.prune_rate), 0, _assign(weight.theta, name, mixture, group) + first)
+        for name, weight in posterior.weights.items()
     }
     if first:
         values = np.concatenate([[0.0], values])
         values = _with_zero(values, symbols, {name: weight.theta for name, weight in posterior.weights.items()})
-    return _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+    tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
+    for name, unit in mixture.units.items():
+        tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
+    return tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -105,7 +131,7 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
         symbols[name] = tensor.symbols.astype(np.int64)
         symbols[name][alive[name]] *= chosen[start : start + count]
         start += count
-    return _compact_codebook(symbols, _shared_codebook(quantized))
+    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
 
 
 def share_anew(
@@ -113,15 +139,36 @@ def share_anew(
 ) -> dict[str, QuantizedTensor]:
     """The same zeros; the other weights by at most `components` values fitted to their means."""
     alive = {name: tensor.symbols != 0 for name, tensor in quantized.items()}
-    means = fit_mixture(
-        np.concatenate([posterior.weights[name].theta[places] for name, places in alive.items()]), components
-    ).means
+    theta = {name: _in_units(posterior.weights[name].theta, tensor) for name, tensor in quantized.items()}
+    means = fit_mixture(np.concatenate([theta[name][places] for name, places in alive.items()]), components).means
     bounds = 0.5 * (means[1:] + means[:-1])
-    symbols = {
-        name: np.where(places, np.searchsorted(bounds, posterior.weights[name].theta) + 1, 0)
-        for name, places in alive.items()
+    symbols = {name: np.where(places, np.searchsorted(bounds, theta[name]) + 1, 0) for name, places in alive.items()}
+    values = round_codebook(np.concatenate([[0.0], means]), codebook_bits)
+    return _with_scales(_compact_codebook(symbols, values), quantized)
+
+
+def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:
+    """Weights in units of their channel's scale, where the tensor has scales."""
+    if tensor.scale is None:
+        return weights
+    scales = tensor.row_scales()
+    return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
+
+
+def _with_scales(
+    tensors: Mapping[str, QuantizedTensor], like: Mapping[str, QuantizedTensor]
+) -> dict[str, QuantizedTensor]:
+    """The tensors with the scales of those they came from."""
+    return {
+        name: replace(tensor, scale=like[name].scale, axis=like[name].axis) if tensor.nonzero else tensor
+        for name, tensor in tensors.items()
     }
-    return _compact_codebook(symbols, round_codebook(np.concatenate([[0.0], means]), codebook_bits))
+
+
+def _in_unit(tensor: QuantizedTensor, scales: np.ndarray) -> QuantizedTensor:
+    """The tensor with `scales[1]` for every row, if any of its weights is left to scale."""
+    rows = tensor.shape[:1]
+    return replace(tensor, scale=QuantizedTensor(np.ones(rows, np.uint8), scales)) if tensor.nonzero else tensor
 
 
 def _shared_codebook(quantized: Mapping[str, QuantizedTensor]) -> np.ndarray:
@@ -222,7 +269,7 @@ def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float
         ModelError: that would take more than 2¹⁶ shared values.
     """
     # A little under twice the bound: the shared values are rounded afterwards.
-    rounding = _ROUNDING.get(precision, 0.0) * float(np.abs(weights).max(initial=0.0))
+    rounding = _ROUNDING[precision] * (float(np.abs(weights).max(initial=0.0)) + max_error)
     step = 2 * (max_error * (1 - 1e-6) - rounding)
     if step <= 0:
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
@@ -236,6 +283,157 @@ def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     symbols = symbols.reshape(weights.shape) + 1
     return _compact_codebook({"": symbols}, np.concatenate([[np.float32(0)], codebook]))[""]
+
+
+def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> QuantizedTensor:
+    """A tensor on a uniform grid: every weight takes the multiple of `step` with the least error and the fewest bits.
+
+    Least is (w / step − n)² + price · bits(n), the bits being those of n's share among the tensor's weights. Multiples
+    considered are the nearest, the next one towards zero, and zero. Exact zeros stay zero.
+
+    Args:
+        price: what a bit is worth; 0 takes the nearest multiple.
+
+    Raises:
+        ModelError: that would take more than 2¹⁶ − 1 multiples.
+    """
+    step = float(np.float32(step))
+    ratio = weights.astype(np.float64) / step
+    if np.abs(ratio).max(initial=0.0) > MAX_SYMBOLS // 2 - 1:
+        raise ModelError(f"a step of {step:g} needs more than {MAX_SYMBOLS:,} shared values; raise it")
+    nearest = np.rint(ratio).astype(np.int64)
+    chosen = nearest
+    low, high = int(nearest.min(initial=0)), int(nearest.max(initial=0))
+    for _ in range(2 if price else 0):
+        chosen = _cheapest(ratio, nearest, price, _bits_of_multiples(chosen, low, high))
+    symbols = np.where(chosen < 0, -2 * chosen - 1, 2 * chosen)
+    return QuantizedTensor.on_grid(symbols, UniformGrid(step, max(int(symbols.max(initial=0)), 1) + 1))
+
+
+def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: float) -> CompressedModel:
+    """The scales of weights on one logarithmic grid, and what norms hold on grids of their own.
+
+    A factor moves by `error` of itself, a shift by `error` of the deviation of what it is added to (root mean squares);
+    0 moves nothing.
+
+    Args:
+        deviations: by the name of a shift, as `graph.fold_norms` gives them.
+    """
+    if not error:
+        return model
+    scales = [tensor.scale for tensor in model.tensors.values() if isinstance(tensor, QuantizedTensor)]
+    factors = [scale.dequantize() for scale in scales if scale is not None and scale.grid is None]
+    grid = _log_grid(np.concatenate(factors), error) if factors else None
+    own = {name: _log_grid(_raw(model, name), error) for name in _weights_of_norms(model, deviations)}
+    rounded: dict[str, QuantizedTensor | RawTensor] = {}
+    for name, tensor in model.tensors.items():
+        rounded[name] = tensor
+        if isinstance(tensor, QuantizedTensor):
+            if grid is not None and tensor.scale is not None and tensor.scale.grid is None:
+                rounded[name] = replace(tensor, scale=_on_log_grid(tensor.scale.dequantize(), grid))
+        elif (of_norm := own.get(name)) is not None:
+            rounded[name] = _on_log_grid(tensor.values, of_norm)
+        elif name in deviations and _is_vector(tensor):
+            rounded[name] = stepped(tensor.values, _SPREAD * error * (deviations[name] or 1.0))
+    return replace(model, tensors=rounded)
+
+
+def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:
+    """Those of norms that are still there."""
+    nodes = model.graph.nodes if model.graph is not None else ()
+    named = [node.tensors[:2] for node in nodes if "_norm" in node.op]
+    found = dict.fromkeys(str(weight) for weight, bias in named if weight is not None and bias in deviations)
+    return [name for name in found if _is_vector(model.tensors[name])]
+
+
+def _is_vector(tensor: QuantizedTensor | RawTensor) -> bool:
+    return isinstance(tensor, RawTensor) and tensor.dtype == "float32" and tensor.size > 0
+
+
+def _raw(model: CompressedModel, name: str) -> np.ndarray:
+    tensor = model.tensors[name]
+    return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.values
+
+
+def _log_grid(values: np.ndarray, error: float) -> LogGrid | None:
+    """A grid of even ratios from the least to the largest magnitude; None if it would be too long, or has no use."""
+    sizes = np.abs(values[values != 0]).astype(np.float64)
+    if not sizes.size:
+        return None
+    ratio = float(np.float32(1 + _SPREAD * error))
+    count = 1 + math.ceil(math.log(sizes.max() / sizes.min()) / math.log(ratio))
+    signed = bool((values < 0).any())
+    size = 1 + max(1, count) * (2 if signed else 1)
+    return LogGrid(float(np.float32(sizes.min())), ratio, size, signed) if size <= MAX_LOG_SYMBOLS else None
+
+
+def _on_log_grid(values: np.ndarray, grid: LogGrid) -> QuantizedTensor:
+    """Each value by the nearest of the grid in ratio."""
+    with np.errstate(divide="ignore"):
+        steps = np.log(np.abs(values.astype(np.float64)) / grid.base) / math.log(grid.ratio)
+    places = np.clip(np.rint(steps), 0, (grid.size - 1) // (2 if grid.signed else 1) - 1)
+    places = np.where(values == 0, 0, places).astype(np.int64)
+    symbols = 2 * places + np.where(values < 0, 1, 2) if grid.signed else places + 1
+    return QuantizedTensor.on_grid(np.where(values == 0, 0, symbols), grid)
+
+
+def _bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray:
+    """What each multiple from `low` to `high` costs by its share, each counted once more than it is there.
+
+    Multiple n is found at n; from the end, if it is negative.
+    """
+    counts = np.bincount((multiples - low).ravel(), minlength=high - low + 1) + 1.0
+    return np.roll(np.log2(counts.sum() / counts), low)
+
+
+def _cheapest(ratio: np.ndarray, nearest: np.ndarray, price: float, bits: np.ndarray) -> np.ndarray:
+    chosen, least = nearest, np.square(ratio - nearest) + price * bits[nearest]
+    for other in (nearest - np.sign(nearest), np.zeros_like(nearest)):
+        cost = np.square(ratio - other) + price * bits[other]
+        chosen, least = np.where(cost < least, other, chosen), np.minimum(cost, least)
+    return chosen
+
+
+def at_error(
+    weights: Mapping[str, np.ndarray], error: float, price: float = PRICE_OF_A_BIT
+) -> dict[str, QuantizedTensor]:
+    """All tensors on uniform grids, moved by `error` in all: root mean square of moves over that of the weights.
+
+    One step serves the whole network, or each tensor has one in proportion to its weights' size, whichever makes the
+    smaller file. The step is found by bisection, to a hundredth of the error.
+    """
+    square = sum(float(np.square(array.astype(np.float64)).sum()) for array in weights.values())
+    size = {name: float(np.sqrt(np.square(array.astype(np.float64)).mean())) for name, array in weights.items()}
+    if not 0 < square < np.inf or not 0 < error < 1:
+        raise ModelError(f"an error of {error:g} can't be aimed at: weights must be finite and not all zero")
+    tries = []
+    for units in (dict.fromkeys(weights, float(np.sqrt(square / sum(array.size for array in weights.values())))), size):
+        tries.append(_by_steps(weights, {name: unit or 1.0 for name, unit in units.items()}, error, square, price))
+    return min(tries, key=lambda tensors: codec.measure(CompressedModel(tensors)))
+
+
+def _by_steps(
+    weights: Mapping[str, np.ndarray], units: Mapping[str, float], error: float, square: float, price: float
+) -> dict[str, QuantizedTensor]:
+    """The tensors by steps of one multiple of their units, the largest found that keeps within the error."""
+
+    def moved(factor: float) -> tuple[float, dict[str, QuantizedTensor]]:
+        tensors = {name: stepped(array, factor * units[name], price) for name, array in weights.items()}
+        distance = sum(float(np.square(tensors[name].dequantize() - array).sum()) for name, array in weights.items())
+        return float(np.sqrt(distance / square)), tensors
+
+    low, high = 0.5 * error, 8.0 * error
+    found, best = moved(low)
+    for _ in range(12):
+        middle = float(np.sqrt(low * high))
+        reached, tensors = moved(middle)
+        if reached <= error:
+            low, best, found = middle, tensors, reached
+        else:
+            high = middle
+        if 0.99 * error <= found <= error:
+            break
+    return best
 
 
 def _in_precision(values: np.ndarray, precision: Precision) -> np.ndarray:
@@ -255,7 +453,7 @@ def round_codebook(values: np.ndarray, bits: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def fit_mixture(values: np.ndarray, components: int) -> Mixture:
+def fit_mixture(values: np.ndarray, components: int) -> GaussianMixture:
     """A mixture of `components` Gaussians of one width and one proportion, fitted to fixed values.
 
     By hard expectation-maximization: each value belongs to its most responsible component alone. Were widths and
@@ -274,7 +472,7 @@ def fit_mixture(values: np.ndarray, components: int) -> Mixture:
     elif not means.size:
         means = np.zeros(1)
     count = means.size
-    return Mixture(means, np.full(count, -np.log(variance)), np.full(count, -np.log(count)))
+    return GaussianMixture(means, np.full(count, -np.log(variance)), np.full(count, -np.log(count)))
 
 
 def _survivors(posterior: Posterior, prune_rate: float) -> np.ndarray:
@@ -290,18 +488,20 @@ def _pruned(weight: GaussianTensor, prune_rate: float) -> np.ndarray:
     return sigma2 >= prune_rate * (weight.theta.astype(np.float64) ** 2 + sigma2)
 
 
-def _assign(weight: GaussianTensor, mixture: Mixture, prune_rate: float, group: np.ndarray, first: int) -> np.ndarray:
-    """The symbol of each weight: the group of its most responsible component, counted from `first`; 0 if pruned."""
-    flat = weight.theta.astype(np.float64).ravel()
-    symbols = np.empty(flat.size, np.int64)
+def _assign(theta: np.ndarray, name: str, mixture: GaussianMixture, group: np.ndarray) -> np.ndarray:
+    """The group of each weight's most responsible component."""
+    flat = theta.astype(np.float64).ravel()
+    if name in mixture.units:
+        flat /= mixture.units[name]
+    groups = np.empty(flat.size, np.int64)
     step = max(1, _CHUNK // len(mixture))
     for start in range(0, flat.size, step):
         best = mixture.log_joint(flat[start : start + step]).argmax(axis=1)
-        symbols[start : start + step] = group[best] + first
-    return np.where(_pruned(weight, prune_rate), 0, symbols.reshape(weight.theta.shape))
+        groups[start : start + step] = group[best]
+    return groups.reshape(theta.shape)
 
 
-def _merge(mixture: Mixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
+def _merge(mixture: GaussianMixture, within: float, *, pinned: bool) -> tuple[np.ndarray, np.ndarray]:
     """Group components that coincide. Returns the group of each component and the value of each group.
 
     A group's value is its components' mean, weighted by proportion. With `pinned`, component 0 and all that merge

@@ -16,25 +16,13 @@ from typing import Any
 
 from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
+from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
+from bayeszip.variational.mixture import MixtureStart
+from bayeszip.variational.terms import known_kind
 
-__all__ = ["RECIPES", "Coding", "MixtureStart", "Recipe", "recipe", "settings_help"]
-
-
-@dataclass(frozen=True)
-class MixtureStart:
-    """Start and hyper-prior of the mixture; defaults are the paper's (app. A)."""
-
-    components: int = setting(17, "K, the one pinned at zero included", between(1, 2**16 - 1))
-    zero_proportion: float = setting(0.999, "π₀, pinned", between(0, 1))
-    hyper_shape: float = setting(1e5, "α of the Gamma hyper-prior on the precisions", at_least(1))
-    hyper_rate: float = setting(10.0, "β of the Gamma hyper-prior on the precisions", positive)
-
-    def __post_init__(self) -> None:
-        check(self, "mixture")
-        if self.components > 1 and not 0 < self.zero_proportion < 1:
-            raise RecipeError(f"mixture.zero_proportion must lie between 0 and 1, not {self.zero_proportion}")
+__all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +33,17 @@ class Coding:
     offset_bits: int = setting(0, "csr-huffman: width of a column offset (0: the smallest file)", between(0, 32))
     widths_multiple_of: int = setting(
         1, "leave layers as wide as a multiple of this, for hardware that likes it", at_least(1)
+    )
+    norms: str = setting(
+        "fold",
+        "batch norms: folded into a scale and a bias for each channel, or kept (as with keep_indices)",
+        choice("fold", "keep"),
+    )
+    norm_error: float = setting(
+        0.004,
+        "how far norms' factors and shifts move when they are rounded: a share of themselves, or of the deviation of "
+        "what is shifted (0: not at all)",
+        between(0, 0.5),
     )
     keep_indices: bool = setting(False, "store which units survived, so that the original shapes can be restored")
 
@@ -104,7 +103,7 @@ class Recipe:
         """A copy with settings changed: `batch_size=64`, `vd.epochs=100`, `mixture.components=9`, `all.tau1=2`.
 
         `NAME.field` is a field of the phase NAME, or of `mixture`, `quantization`, `closing`, `coding`; `all.field`
-        sets it in every phase of the compression.
+        sets it in every phase of the compression; `NAME.term.field` sets one of a further term, which it adds.
 
         Raises:
             RecipeError: names what is unknown, or what a value must be.
@@ -126,15 +125,31 @@ class Recipe:
         if owner == self.closing.name:
             return self._with(f"closing.{name}", text)
         phases = [*self.pretraining, *self.phases]
-        chosen = self.phases if owner == "all" else tuple(phase for phase in phases if phase.name == owner)
+        phase_name, _, term = owner.partition(".")
+        chosen = self.phases if phase_name == "all" else tuple(phase for phase in phases if phase.name == phase_name)
         if not chosen:
             known = ["all", *(phase.name for phase in phases), "mixture", "quantization", "closing", "coding"]
             raise RecipeError(f"{self.name} has no part {owner!r}; known: {', '.join(known)}")
 
-        def changed(part: tuple[Phase, ...]) -> tuple[Phase, ...]:
-            return tuple(override(phase, name, text, phase.name) if phase in chosen else phase for phase in part)
+        def changed(phase: Phase) -> Phase:
+            if phase not in chosen:
+                return phase
+            return _with_term(phase, term, name, text) if term else override(phase, name, text, phase.name)
 
-        return dataclasses.replace(self, pretraining=changed(self.pretraining), phases=changed(self.phases))
+        return dataclasses.replace(
+            self, pretraining=tuple(map(changed, self.pretraining)), phases=tuple(map(changed, self.phases))
+        )
+
+    @property
+    def starts(self) -> dict[str, Any]:
+        """What it says of the start of terms, by their names."""
+        return {"mixture": self.mixture}
+
+    def quantization_of(self, posterior: Posterior) -> Quantization:
+        """How a network amid its training is quantized: before there is a mixture, with one that is fitted."""
+        if self.quantization.assignment == "fit" or posterior.mixture is not None:
+            return self.quantization
+        return Quantization(assignment="fit", prune_rate=0.95, components=self.mixture.components, codebook_bits=16)
 
     def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
         """All phases in the order in which they run."""
@@ -155,6 +170,14 @@ class Recipe:
         except (ValueError, RecursionError) as error:
             raise RecipeError(f"the recipe is not valid JSON: {error}") from error
         return from_dict(cls, values, "recipe")
+
+
+def _with_term(phase: Phase, term: str, name: str, text: str) -> Phase:
+    """The phase with a setting of one of its further terms changed."""
+    settings = phase.terms.get(term) or known_kind(term).Settings()
+    return dataclasses.replace(
+        phase, terms={**phase.terms, term: override(settings, name, text, f"{phase.name}.{term}")}
+    )
 
 
 def recipe(name_or_path: "str | Recipe") -> Recipe:
@@ -187,11 +210,15 @@ def settings_help() -> list[tuple[str, str]]:
         ("coding.", Coding),
     ]
     return [
-        (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{entry.default}]")
+        (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{_default(entry)}]")
         for prefix, part in parts
         for entry in dataclasses.fields(part)
         if entry.metadata
     ]
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    return "none" if entry.default is dataclasses.MISSING else entry.default
 
 
 def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:

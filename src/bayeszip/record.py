@@ -8,38 +8,64 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bayeszip import __version__, codec
+from bayeszip import __version__
+from bayeszip.codec import Description
 from bayeszip.errors import ModelError
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import evaluate
-from bayeszip.pipeline import Result
+from bayeszip.fitting.batches import Loader
+from bayeszip.result import Result
 
-__all__ = ["bytes_by_part", "file_figures", "write_record"]
+__all__ = ["file_figures", "run_record", "size_figures", "write_record"]
 
 
-def file_figures(network: nn.Module, blob: bytes, test: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def file_figures(network: nn.Module, description: Description, test: Loader) -> dict[str, Any]:
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's."""
-    description = codec.describe(blob)
+    return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
+
+
+def size_figures(description: Description) -> dict[str, Any]:
+    """The size of a file against its original's, and what is in it."""
     return {
-        "accuracy": evaluate(network, test, cast=True),
-        "bytes": len(blob),
-        "ratio": 4 * description.original_parameters / len(blob),
+        "bytes": description.bytes,
+        "ratio": 4 * description.original_parameters / description.bytes,
         "params": description.original_parameters,
         "nonzero": sum(tensor.nonzero for tensor in description.tensors),
         "params_kept": sum(tensor.size for tensor in description.tensors),
     }
 
 
-def bytes_by_part(blob: bytes) -> dict[str, Any]:
-    """Where the bytes of a file are: those of each tensor, and what is around them; all add up to the file."""
-    description = codec.describe(blob)
-    return {"tensors": {tensor.name: tensor.bytes for tensor in description.tensors}, **description.parts}
+def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
+    """What there is to say about a run, as JSON can hold it.
+
+    On the validation data accuracy is stated four times: of the network that was given (`…_before`), at the end of the
+    last phase (`…_trained`), right after quantization (`…_snapped`), and of the file. What the snap costs is the step
+    from the second to the third, what the closing phase brings the one from there to the fourth.
+    """
+    fit = result.fit
+    if fit is None:
+        raise ModelError("nothing was trained, so there is no run to record")
+    trained = [stats.accuracy for stats in fit.history if stats.phase != fit.recipe.closing.name]
+    return {
+        **figures,
+        "validation_accuracy_before": fit.accuracy_before,
+        "validation_accuracy_trained": trained[-1] if trained else fit.accuracy_before,
+        "validation_accuracy_snapped": result.accuracy_snapped,
+        "validation_accuracy": result.accuracy,
+        "seconds": round(fit.seconds, 1),
+        "seed": fit.seed,
+        **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
+        "augment": fit.augment,
+        "device": fit.device,
+        "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "recipe": json.loads(fit.recipe.to_json()),
+        "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
+    }
 
 
 def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[str, Any]) -> None:
@@ -48,23 +74,7 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
     Raises:
         OutputError: the folder or a file can't be written.
     """
-    fit = result.fit
-    if fit is None:
-        raise ModelError("nothing was trained, so there is no run to record")
-    record = {
-        **figures,
-        "bytes_by_part": bytes_by_part(result.blob),
-        "validation_accuracy": result.accuracy,
-        "validation_accuracy_before": fit.accuracy_before,
-        "shapes": {name: list(tensor.shape) for name, tensor in result.compressed.tensors.items()},
-        "seconds": round(fit.seconds, 1),
-        "seed": fit.seed,
-        **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
-        "device": fit.device,
-        "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "recipe": json.loads(fit.recipe.to_json()),
-        "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
-    }
+    record = run_record(result, figures)
     target = create_folder(folder)
     write_atomically(target / "net.bayz", result.blob)
     write_atomically(target / "report.txt", result.report().encode())
@@ -72,8 +82,10 @@ def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[s
     write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
 
 
-def _rounded(stats: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 5) if isinstance(value, float) else value for name, value in stats.items()}
+def _rounded(figures: Any) -> Any:
+    if isinstance(figures, dict):
+        return {name: _rounded(value) for name, value in figures.items()}
+    return round(figures, 5) if isinstance(figures, float) else figures
 
 
 def _one_line_an_epoch(record: dict[str, Any]) -> str:

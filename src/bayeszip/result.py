@@ -1,22 +1,28 @@
 """A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip import codec, graph, models
+from bayeszip import codec, graph
 from bayeszip.errors import ModelError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats
+from bayeszip.graph.storable import parameter_count
+from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
 from bayeszip.variational import Conversion
 
 __all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
+
+#: How many layers of a kind a report names.
+LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Fit:
     #: What the file was to keep to, and the factor on τ₁ that training towards it came to.
     target: str | None = None
     strength: float = 1.0
+    #: How training images were changed at random.
+    augment: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,10 @@ class Result:
     compressed: CompressedModel
     #: Why the file holds tensors without a graph; None if it holds the graph.
     without_graph: str | None = None
-    #: Accuracy of `model` on the validation data, if there was any.
+    #: Accuracy of `model` on the validation data, if there was any, and right after quantization, before its shared
+    #: values were trained.
     accuracy: float | None = None
+    accuracy_snapped: float | None = None
     #: None if nothing was trained.
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
@@ -76,14 +86,24 @@ class Result:
 
     def report(self) -> str:
         """What went in, what came out, and where the bytes are, in plain text."""
-        return as_text(facts_table(self._facts()), tensors_table(codec.describe(self.blob)))
+        return as_text(facts_table(self._facts()), tensors_table(self.description))
+
+    @cached_property
+    def description(self) -> codec.Description:
+        """Where the bytes of the file are."""
+        return codec.describe(self.blob, codec.Limits.none())
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.fit is not None:
             yield "recipe", self.fit.recipe.name + ("" if self.fit.seed is None else f", seed {self.fit.seed}")
             if self.fit.target:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
+            if self.fit.augment:
+                yield "augmentation", self.fit.augment
             yield "time", f"{self.fit.seconds:.0f} s"
+        left = self._left()
+        if left:
+            yield "left as it was", left
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
@@ -92,10 +112,25 @@ class Result:
         if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
             before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
             yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
-        if self.fit is not None and self.fit.conversion.kept:
-            yield "layers left as they are", self.fit.conversion.kept_summary()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+    def _left(self) -> str:
+        """What the training had no part in, by kind, with the bytes that it takes in the file."""
+        kinds: dict[str, list[str]] = {}
+        for name, why in self.fit.conversion.kept if self.fit is not None else ():
+            kinds.setdefault(why, []).append(name)
+        parts = []
+        for why, names in kinds.items():
+            size = sum(
+                tensor.bytes
+                for tensor in self.description.tensors
+                if any(not name or tensor.name == name or tensor.name.startswith(f"{name}.") for name in names)
+            )
+            listed = ", ".join(name or "the network itself" for name in names[:LISTED])
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            parts.append(f"{listed}{more} ({why}): {show_bytes(size)}")
+        return "; ".join(parts)
 
 
 class Form:
@@ -118,44 +153,65 @@ class Form:
         except (graph.UnknownOperator, graph.UntraceableModel) as error:
             self._without_graph = str(error)
 
+    @torch.no_grad()
+    def take_from(self, network: nn.Module, but: Container[str]) -> bool:
+        """Take the tensors of the same network in training, all `but` these; whether there were any."""
+        own = {**dict(self._network.named_parameters()), **dict(self._network.named_buffers())}
+        others = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        taken = [name for name in own if name not in but and name in others and own[name].shape == others[name].shape]
+        for name in taken:
+            own[name].copy_(others[name])
+        return bool(taken)
+
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
         coder, options = coder_of(self._coding)
-        return codec.measure(self._without_dead_units(self._whole(quantized)), coder, **options)
+        return codec.measure(self._rounded(*self._small(self._whole(quantized))), coder, **options)
 
     def code(self, quantized: Mapping[str, QuantizedTensor]) -> Result:
-        """Without its dead units, proven to compute the same, then as bytes."""
+        """Without its norms and dead units, proven to compute the same, then as bytes."""
         large = self._whole(quantized)
-        small = self._without_dead_units(large)
+        small, deviations = self._small(large)
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
-        return coded(small, self._coding, self._network, self._without_graph)
+        return coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
-        count = models.parameter_count(self._network)
+        count = parameter_count(self._network)
         return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
 
-    def _without_dead_units(self, large: CompressedModel) -> CompressedModel:
+    def _small(self, large: CompressedModel) -> tuple[CompressedModel, dict[str, float]]:
+        """The same function in fewer tensors and units, and the deviations that norms' shifts are added to."""
+        how, deviations = self._coding, dict[str, float]()
         if large.graph is None:
-            return large
-        how = self._coding
+            return large, deviations
+        if how.norms == "fold" and not how.keep_indices:
+            large, deviations = graph.fold_norms(large, _frozen(self._network))
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
-        return small if how.keep_indices else graph.order_units(small)
+        return small if how.keep_indices else graph.order_units(small), deviations
+
+    def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:
+        return round_norms(small, deviations, self._coding.norm_error if deviations else 0.0)
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    """What is to stay as it is; a network that is frozen altogether, as for inference, says nothing about that."""
+    names = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    return names if len(names) < sum(1 for _ in network.named_parameters()) else set()
 
 
 def coded(
     model: CompressedModel, coding: Coding, network: nn.Module | None, without_graph: str | None = None
 ) -> Result:
-    """Encode, and take what the bytes decode to as the result."""
+    """Encode. What the bytes decode to is the model, bit for bit: the codec has compared them."""
     coder, options = coder_of(coding)
     blob = codec.encode(model, coder, **options)
-    decoded = codec.decode(blob, _own_limits(model))
     plain: nn.Module | None = None
-    if decoded.graph is not None:
-        plain = graph.to_module(decoded)
+    if model.graph is not None:
+        plain = graph.to_module(model, limits=codec.Limits.none())
     elif network is not None:
-        plain = graph.load_into(decoded, network)
-    return Result(blob, plain, decoded, without_graph)
+        plain = graph.load_into(model, network, limits=codec.Limits.none())
+    return Result(blob, plain, model, without_graph)
 
 
 def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:
@@ -170,9 +226,3 @@ def write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) 
     parameters = dict(network.named_parameters())
     for name, tensor in quantized.items():
         parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
-
-
-def _own_limits(model: CompressedModel) -> codec.Limits:
-    """Room for the model at hand, however large: it is our own."""
-    elements = max(2**30, model.parameters)
-    return codec.Limits(elements=elements, memory=max(2**32, 16 * elements))

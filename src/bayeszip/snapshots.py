@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from bayeszip.errors import DataError
 from bayeszip.files import read_file, write_atomically
-from bayeszip.fitting import EpochStats, Phase, Watcher
-from bayeszip.fitting.loop import PRUNING_LOG_ALPHA
-from bayeszip.variational import MixturePrior, variational_weights
-from bayeszip.variational.distributions import log_alpha
+from bayeszip.fitting import Course, EpochStats, Watcher
+from bayeszip.variational import GaussianMixture
 
 __all__ = ["BINS", "SNAPSHOTS", "MixtureShape", "Snapshot", "SnapshotRecorder", "Snapshots", "read_snapshots"]
 
@@ -43,6 +40,8 @@ class MixtureShape:
 @dataclass(frozen=True)
 class Snapshot:
     """The weights' means after `epoch` of `epochs` of a phase (0: at its start), counted in bins.
+
+    Where the mixture has units they are in units, as its components and the shared values in a file are.
 
     Args:
         reach: `BINS` even bins cover −reach to reach.
@@ -136,58 +135,58 @@ class SnapshotRecorder(Watcher):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._taken = _snapshots(state)
 
-    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        self._take(phase.name, 0, phase.epochs, network, prior if phase.tau2 else None)
+    def on_phase(self, course: Course) -> None:
+        self._take(0, course)
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
         if stats.epoch in (stats.epochs // 2, stats.epochs):
-            # A phase that doesn't train the mixture has no part of the loss for it.
-            self._take(stats.phase, stats.epoch, stats.epochs, network, prior if stats.mixture else None)
+            self._take(stats.epoch, course)
 
-    def _take(self, phase: str, epoch: int, epochs: int, network: nn.Module, prior: MixturePrior | None) -> None:
-        if next(variational_weights(network), None) is None:
+    def _take(self, epoch: int, course: Course) -> None:
+        if not course.weights:
             return
+        phase = course.phase.name
         moments = [moment for moment in self._taken.moments if (moment.phase, moment.epoch) != (phase, epoch)]
         if epoch == 0 and moments and moments[-1].epoch == moments[-1].epochs:
             moments.pop()
         expected = sum(moments[0].counts) if moments else 0
-        moments.append(_snapshot(phase, epoch, epochs, network, prior, expected))
-        self._taken = Snapshots(self._taken.shapes or _shapes(network), tuple(moments))
+        moments.append(_snapshot(epoch, course, expected))
+        self._taken = Snapshots(self._taken.shapes or _shapes(course), tuple(moments))
         write_atomically(self._path, self._taken.to_json().encode())
 
 
-def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    variances = {id(weight.log_sigma2) for weight in variational_weights(network)}
-    return {
-        name: tuple(parameter.shape) for name, parameter in network.named_parameters() if id(parameter) not in variances
-    }
+def _shapes(course: Course) -> dict[str, tuple[int, ...]]:
+    variances = {id(weight.log_sigma2) for weight in course.weights}
+    named = course.network.named_parameters()
+    return {name: tuple(parameter.shape) for name, parameter in named if id(parameter) not in variances}
 
 
 @torch.no_grad()
-def _snapshot(
-    phase: str, epoch: int, epochs: int, network: nn.Module, prior: MixturePrior | None, expected: int
-) -> Snapshot:
+def _snapshot(epoch: int, course: Course, expected: int) -> Snapshot:
     """`expected`: how many weights there are, compacted ones included (0: those at hand)."""
-    weights = tuple(variational_weights(network))
-    reach = max((weight.theta.abs().max().item() for weight in weights if weight.theta.numel()), default=0.0)
+    mixture = course.posterior().mixture
+    units = mixture.units if mixture else {}
+    thetas = [weight.theta.float() / units.get(weight.name, 1.0) for weight in course.weights]
+    reach = max((theta.abs().max().item() for theta in thetas if theta.numel()), default=0.0)
     reach = _rounded(1.02 * reach) or 1.0
     counts, kept = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
-    for weight in weights:
-        theta = weight.theta.float()
-        if prior is None:
-            alive = log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA
-        else:
-            alive = prior.assign(theta) > 0
+    for weight, theta in zip(course.weights, thetas, strict=True):
         counts += np.histogram(theta.cpu().numpy(), BINS, (-reach, reach))[0]
-        kept += np.histogram(theta[alive].cpu().numpy(), BINS, (-reach, reach))[0]
+        kept += np.histogram(theta[course.keeps(weight)].cpu().numpy(), BINS, (-reach, reach))[0]
     counts[BINS // 2] += max(0, expected - int(counts.sum()))
-    mixture = None if prior is None else _mixture_shape(prior)
-    return Snapshot(phase, epoch, epochs, reach, tuple(counts.tolist()), tuple(kept.tolist()), mixture)
+    return Snapshot(
+        phase=course.phase.name,
+        epoch=epoch,
+        epochs=course.phase.epochs,
+        reach=reach,
+        counts=tuple(counts.tolist()),
+        kept=tuple(kept.tolist()),
+        mixture=None if mixture is None else _mixture_shape(mixture),
+    )
 
 
-def _mixture_shape(prior: MixturePrior) -> MixtureShape:
-    means, log_precisions, log_proportions = prior.components()
-    columns = (means, (-0.5 * log_precisions).exp(), log_proportions.exp())
+def _mixture_shape(mixture: GaussianMixture) -> MixtureShape:
+    columns = (mixture.means, np.exp(-0.5 * mixture.log_precisions), np.exp(mixture.log_proportions))
     return MixtureShape(*(tuple(_rounded(value) for value in column.tolist()) for column in columns))
 
 

@@ -9,8 +9,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from bayeszip.codec import Description
+from bayeszip.errors import printable
 
-__all__ = ["as_text", "description_dict", "facts_table", "printable", "show_bytes", "tensors_table"]
+__all__ = ["as_text", "description_dict", "facts_table", "show_bytes", "tensors_table"]
 
 
 def show_bytes(count: int) -> str:
@@ -19,15 +20,6 @@ def show_bytes(count: int) -> str:
     ('987 B', '4,096 B', '12.3 MB')
     """
     return f"{count:,} B" if count < 100_000 else f"{count / 1e6:.1f} MB"
-
-
-def printable(text: str) -> str:
-    r"""Text from a stranger's file, with what could steer a terminal written out.
-
-    >>> print(printable("a\x1b[2Jb"))
-    a\x1b[2Jb
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:

@@ -1,11 +1,11 @@
 """A target instead of a knob: a number of bytes, a ratio, or an accuracy to keep, and the strength that leads there.
 
- first phase with τ₁     Steering turns a factor on τ₁, the strength, towards the target
+ first phase with τ₁     a `TargetSteering` turns a factor on τ₁, the strength, towards the target
  phases after it         weights beyond the budget are cut while the others can still make up for it
  quantization            `within_bytes`: as many weights as the budget holds; is there room left, finer shared values
  closing phase           the shared values are trained; what is then still too much is trimmed
 
-Sizes are those of coded files, never estimates. For an accuracy to keep, the pipeline looks for the smallest such file.
+Sizes are those of coded files, never estimates. For an accuracy to keep, the ending looks for the smallest such file.
 """
 
 import copy
@@ -17,24 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from bayeszip.errors import RecipeError, TargetError
-from bayeszip.fitting import EpochStats, Phase, Watcher
-from bayeszip.fitting.loop import survivors
-from bayeszip.fitting.schedules import SCHEDULES
+from bayeszip.fitting import Course, EpochStats, Phase, Steering
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim
 from bayeszip.result import Result
+from bayeszip.schedules import SCHEDULES
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
-from bayeszip.variational import MixturePrior, variational_weights
+from bayeszip.variational import MixturePrior
 
 __all__ = [
     "AccuracySteering",
     "ByteSteering",
-    "Steering",
     "Target",
+    "TargetSteering",
     "largest_within",
     "parse_bytes",
     "smallest_accurate",
@@ -149,68 +147,57 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1].replace(",", "")) * (1024 if found[3] else 1000) ** power)
 
 
-class Steering(Watcher):
-    """Sets the strength during the first phase with τ₁, a few times; passes everything on. Abstract.
+class TargetSteering(Steering):
+    """Sets the strength during the first phase with τ₁, a few times. Abstract.
 
     Args:
-        inner: told of everything; its strength is a factor on this one's.
         phases: those of the compression.
     """
 
-    def __init__(self, inner: Watcher, phases: Sequence[Phase]) -> None:
-        self.inner = inner
+    def __init__(self, phases: Sequence[Phase]) -> None:
         steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
         self.phase = steered.name if steered else None
         self._phases = {phase.name: phase for phase in phases}
         self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
         self.log_strength = START if steered else 0.0
 
-    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        if phase.name in self._after:
-            self._cut(network, prior, mixed=False)
-        self.inner.on_phase(phase, network, prior)
+    def strength(self) -> float:
+        return math.exp(self.log_strength)
 
-    def on_batch(self, phase: Phase, done: float) -> None:
-        self.inner.on_batch(phase, done)
+    def on_phase(self, course: Course) -> None:
+        if course.phase.name in self._after:
+            self._cut(course, mixed=False)
 
-    def on_warning(self, message: str) -> None:
-        self.inner.on_warning(message)
-
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
         if stats.phase == self.phase:
             every = max(1, stats.epochs // DECISIONS)
-            change = self._change(stats, network, prior) if stats.epoch % every == 0 else None
+            change = self._change(stats, course) if stats.epoch % every == 0 else None
             if change is not None:
                 change = min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)
                 self.log_strength = min(max(self.log_strength + change, WEAKEST), STRONGEST)
         elif stats.phase in self._after and stats.epoch == (stats.epochs + 1) // 2:
-            self._cut(network, prior, mixed=self._phases[stats.phase].tau2 > 0)
-        self.inner.on_epoch(stats, network, prior)
-
-    def strength(self) -> float:
-        return math.exp(self.log_strength) * self.inner.strength()
+            self._cut(course, mixed=course.phase.tau2 > 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, for a run that goes on later."""
-        return {"log_strength": self.log_strength, "inner": self.inner.state_dict()}
+        return {"log_strength": self.log_strength}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.log_strength = state["log_strength"]
-        self.inner.load_state_dict(state["inner"])
 
     def _rate(self, done: float) -> float:
         """Factor on the learning rates when so much of the steered phase is over."""
         return SCHEDULES[self._phases[self.phase].schedule](done) if self.phase else 0.0
 
-    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
+    def _change(self, stats: EpochStats, course: Course) -> float | None:
         """What to add to the logarithm of the strength."""
         raise NotImplementedError
 
-    def _cut(self, network: nn.Module, prior: MixturePrior | None, *, mixed: bool) -> None:
+    def _cut(self, course: Course, *, mixed: bool) -> None:
         """Set weights to zero that will not fit, while the others are still trained; `mixed`: the mixture is, too."""
 
 
-class ByteSteering(Steering):
+class ByteSteering(TargetSteering):
     """Towards a number of bytes.
 
     While the rates are high, jitter passes for signal: by their α alone, far more weights would be kept than in the
@@ -221,18 +208,17 @@ class ByteSteering(Steering):
         how: the recipe's quantization.
     """
 
-    def __init__(self, inner: Watcher, phases: Sequence[Phase], *, budget: int, size: Size, how: Quantization) -> None:
-        super().__init__(inner, phases)
+    def __init__(self, phases: Sequence[Phase], *, budget: int, size: Size, how: Quantization) -> None:
+        super().__init__(phases)
         self._budget, self._size, self._how = budget, size, how
         #: The phase in which the mixture begins.
         self._mixing = next((phase for phase in phases if phase.tau2), None)
         #: log of the share of the phase that was over, and log of the size, at the last decision.
         self.last: tuple[float, float] | None = None
 
-    def heading(self, done: float, network: nn.Module, prior: MixturePrior | None) -> float | None:
+    def heading(self, done: float, course: Course) -> float | None:
         """The size at the end of the phase, of which `done` is over, if things go on like this; at first, None."""
-        mixed = self.phase is not None and self._phases[self.phase].tau2 > 0
-        size = math.log(self._size(self._quantized(network, prior, mixed)[0]))
+        size = math.log(self._size(self._quantized(course, course.phase.tau2 > 0)[0]))
         last, self.last = self.last, (math.log(done), size)
         if last is None:
             return None
@@ -246,34 +232,31 @@ class ByteSteering(Steering):
         super().load_state_dict(state)
         self.last = state["last"]
 
-    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
-        heading = self.heading(stats.epoch / stats.epochs, network, prior)
+    def _change(self, stats: EpochStats, course: Course) -> float | None:
+        heading = self.heading(stats.epoch / stats.epochs, course)
         return None if heading is None else GAIN * math.log(AIM * self._budget / heading) / ELASTICITY
 
     @torch.no_grad()
-    def _cut(self, network: nn.Module, prior: MixturePrior | None, *, mixed: bool) -> None:
-        quantized, posterior = self._quantized(network, prior, mixed)
+    def _cut(self, course: Course, *, mixed: bool) -> None:
+        quantized, posterior = self._quantized(course, mixed)
         kept = largest_within(quantized, posterior, self._size, int(AIM * self._budget))
-        for weight in variational_weights(network):
+        for weight in course.weights:
             lost = (quantized[weight.name].symbols != 0) & (kept[weight.name].symbols == 0)
             weight.theta.masked_fill_(torch.from_numpy(lost).to(weight.theta.device), 0.0)
 
-    def _quantized(
-        self, network: nn.Module, prior: MixturePrior | None, mixed: bool
-    ) -> tuple[dict[str, QuantizedTensor], Posterior]:
+    def _quantized(self, course: Course, mixed: bool) -> tuple[dict[str, QuantizedTensor], Posterior]:
         """As the recipe says; before the mixture is trained, with the one that its phase would begin with now."""
-        mixing = self._mixing
-        if prior is not None and mixing is not None and not mixed:
+        prior = next((term for term in course.problem.terms if isinstance(term, MixturePrior)), None)
+        if prior is not None and self._mixing is not None and not mixed:
             prior = copy.deepcopy(prior)
-            if mixing.reseed:
-                prior.reseed(survivors(tuple(variational_weights(network))))
-            if mixing.std_first:
-                prior.tighten(mixing.std_first)
-        posterior = Posterior.of(network, prior if self._how.assignment == "mixture" else None)
+            prior.begin(self._mixing, course.weights)
+            prior.turn(*prior.dials(self._mixing, 0.0)[1:])
+        terms = [prior] if prior is not None and self._how.assignment == "mixture" else []
+        posterior = Posterior.of(course.network, terms)
         return quantize(posterior, self._how), posterior
 
 
-class AccuracySteering(Steering):
+class AccuracySteering(TargetSteering):
     """As strong as the accuracy on the validation data bears.
 
     Args:
@@ -281,12 +264,12 @@ class AccuracySteering(Steering):
         drop: by how much that is less than before.
     """
 
-    def __init__(self, inner: Watcher, phases: Sequence[Phase], *, floor: float, drop: float) -> None:
-        super().__init__(inner, phases)
+    def __init__(self, phases: Sequence[Phase], *, floor: float, drop: float) -> None:
+        super().__init__(phases)
         # The accuracy itself is known to about a thousandth.
         self._floor, self._drop = floor, max(drop, 1e-3)
 
-    def _change(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> float | None:
+    def _change(self, stats: EpochStats, course: Course) -> float | None:
         if stats.accuracy is None:
             return None
         # While rates are high the weights jitter, which costs accuracy that comes back.

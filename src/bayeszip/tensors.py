@@ -5,16 +5,28 @@ attribute is the same.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate, repeat
 
 import numpy as np
 
 from bayeszip.errors import ModelError
 from bayeszip.operators import OPERATORS, AttributeValue
 
-__all__ = ["CompressedModel", "Graph", "Node", "QuantizedTensor", "RawTensor"]
+__all__ = [
+    "CompressedModel",
+    "Graph",
+    "Grid",
+    "LogGrid",
+    "Node",
+    "QuantizedTensor",
+    "RawTensor",
+    "UniformGrid",
+]
 
 MAX_SYMBOLS = 2**16
+MAX_LOG_SYMBOLS = 2**12
 
 #: dtype name → numpy dtype its bits are held in. bfloat16, which numpy lacks, is held as its bits.
 RAW_DTYPES: dict[str, np.dtype] = {
@@ -34,6 +46,87 @@ RAW_DTYPES: dict[str, np.dtype] = {
 }
 
 
+@dataclass(frozen=True)
+class UniformGrid:
+    """Shared values at equal distances: symbols 0, 1, 2, 3, 4 … stand for 0, −1, 1, −2, 2 … times `step`.
+
+    Args:
+        step: the distance, a positive float32.
+        size: how many symbols there are.
+    """
+
+    step: float
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_grid(self.size, MAX_SYMBOLS, step=self.step)
+        object.__setattr__(self, "step", float(self.step))
+        if self.size // 2 * self.step > _LARGEST:
+            raise ModelError(f"{self.size} values at a distance of {self.step} reach beyond float32")
+
+    @lru_cache(maxsize=8)  # noqa: B019 - a grid is a small frozen value
+    def values(self) -> np.ndarray:
+        """The shared values: products of `step` and integers, each rounded once to float32."""
+        symbols = np.arange(self.size)
+        integers = np.where(symbols % 2, -(symbols + 1) // 2, symbols // 2)
+        return _frozen((integers * self.step).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class LogGrid:
+    """Shared values at equal ratios: ∓`base`, ∓`base` · `ratio`, ∓`base` · `ratio`² …, the negative of two first.
+
+    Args:
+        base: the smallest magnitude, a positive float32.
+        ratio: of each magnitude to the one before, a float32 above 1.
+        size: how many symbols there are; symbol 0 is 0.0.
+        signed: whether there are negative values; if not, symbols 1, 2, 3 … are the magnitudes in order.
+    """
+
+    base: float
+    ratio: float
+    size: int
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        _check_grid(self.size, MAX_LOG_SYMBOLS, base=self.base, ratio=self.ratio)
+        object.__setattr__(self, "base", float(self.base))
+        object.__setattr__(self, "ratio", float(self.ratio))
+        if self.ratio <= 1:
+            raise ModelError(f"the ratio of a grid is {self.ratio}, must be above 1")
+        if self._magnitudes()[-1] > _LARGEST:
+            raise ModelError(f"{self.size} values from {self.base} by {self.ratio} on reach beyond float32")
+
+    def _magnitudes(self) -> list[float]:
+        """Products in double precision, one after the other: IEEE 754 says what each is, to the last bit."""
+        count = self.size // 2 if self.signed else self.size - 1
+        return list(
+            accumulate(repeat(self.ratio, count - 1), lambda product, ratio: product * ratio, initial=self.base)
+        )
+
+    @lru_cache(maxsize=8)  # noqa: B019 - a grid is a small frozen value
+    def values(self) -> np.ndarray:
+        """The shared values: magnitudes rounded to float32, with their signs."""
+        magnitudes = np.array(self._magnitudes())
+        if self.signed:
+            magnitudes = np.stack([-magnitudes, magnitudes], axis=1).reshape(-1)[: self.size - 1]
+        return _frozen(np.concatenate([[0.0], magnitudes]).astype(np.float32))
+
+
+Grid = UniformGrid | LogGrid
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = float(np.finfo(np.float32).smallest_normal)
+
+
+def _check_grid(size: int, most: int, **numbers: float) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= most:
+        raise ModelError(f"a grid has 2 to {most} symbols, not {size!r}")
+    for name, number in numbers.items():
+        if not _SMALLEST <= number <= _LARGEST or float(np.float32(number)) != number:
+            raise ModelError(f"the {name} of a grid must be a positive float32, not {number!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
     """Weights that take a few shared values: `codebook[symbols]`. Symbol 0 is the value 0.0.
@@ -41,10 +134,16 @@ class QuantizedTensor:
     Args:
         symbols: integers in [0, len(codebook)), of the tensor's shape.
         codebook: float32 shared values, at most 2¹⁶; `codebook[0]` is 0.0; finite.
+        grid: what the codebook's values are computed from, if a file is to say that instead of the values.
+        scale: a factor for each row along `axis`, itself quantized: a vector without a scale of its own.
+        axis: 0, or 1 for a transposed convolution.
     """
 
     symbols: np.ndarray
     codebook: np.ndarray
+    grid: Grid | None = None
+    scale: "QuantizedTensor | None" = None
+    axis: int = 0
 
     def __post_init__(self) -> None:
         symbols = np.asarray(self.symbols)
@@ -62,6 +161,33 @@ class QuantizedTensor:
         dtype = np.uint8 if codebook.size <= 2**8 else np.uint16
         object.__setattr__(self, "symbols", _frozen(np.ascontiguousarray(symbols, dtype=dtype).reshape(symbols.shape)))
         object.__setattr__(self, "codebook", _frozen(codebook))
+        if self.grid is not None and self.grid.values().tobytes() != codebook.tobytes():
+            raise ModelError("the codebook's values are not those of its grid")
+        self._check_scale()
+
+    def _check_scale(self) -> None:
+        if self.scale is None:
+            if self.axis:
+                raise ModelError(f"a tensor without a scale has no axis {self.axis} for it")
+            return
+        if self.axis not in (0, 1) or len(self.shape) < 2 or not self.size:
+            raise ModelError(f"a scale goes along axis 0 or 1 of a matrix or more, not {self.axis} of {self.shape}")
+        if self.scale.shape != (self.shape[self.axis],) or self.scale.scale is not None:
+            raise ModelError(f"a scale for axis {self.axis} of {self.shape} can't have shape {self.scale.shape}")
+        largest = float(np.abs(self.codebook).max()) * float(np.abs(self.scale.codebook).max())
+        if largest > _LARGEST:
+            raise ModelError(f"values times scales reach {largest:.3g}, beyond float32")
+
+    @classmethod
+    def on_grid(
+        cls, symbols: np.ndarray, grid: Grid, scale: "QuantizedTensor | None" = None, axis: int = 0
+    ) -> "QuantizedTensor":
+        """Weights whose shared values are those of a grid.
+
+        >>> QuantizedTensor.on_grid(np.array([0, 1, 2, 3]), UniformGrid(step=0.25, size=4)).dequantize()
+        array([ 0.  , -0.25,  0.25, -0.5 ], dtype=float32)
+        """
+        return cls(symbols, grid.values(), grid, scale, axis)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,13 +203,32 @@ class QuantizedTensor:
         return int(np.count_nonzero(self.symbols))
 
     def dequantize(self) -> np.ndarray:
-        """The float32 weights."""
-        return np.asarray(self.codebook[self.symbols])
+        """The float32 weights: shared values, times their row's scale; no zero is negative where there is a scale."""
+        values = np.asarray(self.codebook[self.symbols])
+        return values if self.scale is None else values * self.row_scales() + np.float32(0)
+
+    def row_scales(self) -> np.ndarray:
+        """The scales, in a shape that multiplies the tensor's; 1 where it has none."""
+        if self.scale is None:
+            return np.ones((), np.float32)
+        return self.scale.dequantize().reshape(-1, *(1,) * (len(self.shape) - self.axis - 1))
+
+    def take(self, places: np.ndarray, axis: int) -> "QuantizedTensor":
+        """The rows at `places` along an axis, in that order, with their scales."""
+        scale = self.scale.take(places, 0) if self.scale is not None and axis == self.axis else self.scale
+        symbols = np.ascontiguousarray(np.take(self.symbols, places, axis))
+        if scale is not None and not symbols.size:
+            return replace(self, symbols=symbols, scale=None, axis=0)
+        return replace(self, symbols=symbols, scale=scale)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QuantizedTensor):
             return NotImplemented
-        return np.array_equal(self.symbols, other.symbols) and self.codebook.tobytes() == other.codebook.tobytes()
+        return (
+            (self.grid, self.axis, self.scale) == (other.grid, other.axis, other.scale)
+            and np.array_equal(self.symbols, other.symbols)
+            and self.codebook.tobytes() == other.codebook.tobytes()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +257,10 @@ class RawTensor:
     @property
     def nonzero(self) -> int:
         return int(np.count_nonzero(self.values))
+
+    def take(self, places: np.ndarray, axis: int) -> "RawTensor":
+        """The rows at `places` along an axis, in that order."""
+        return RawTensor(np.ascontiguousarray(np.take(self.values, places, axis)), self.dtype)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RawTensor):

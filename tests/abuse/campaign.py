@@ -120,8 +120,9 @@ def report(folder: Path) -> str:
     """The figures as a page; steps that were never run are left out."""
     results = json.loads((folder / "report.json").read_text())
     golden = results["golden"]
-    if (folder / "search.json").exists():
-        results["search"] = json.loads((folder / "search.json").read_text())
+    for other in ("search", "strangers"):
+        if (folder / f"{other}.json").exists():
+            results[other] = json.loads((folder / f"{other}.json").read_text())
     lines = [
         "# Abuse report",
         "",
@@ -135,7 +136,7 @@ def report(folder: Path) -> str:
         if step in results:
             lines.append(f"| {what} | {results[step]['tried']:,} | {_verdict(results[step], step)} |")
     lines += ["", '"Canonical": encoding what was decoded gives the same file again, byte for byte.', ""]
-    lines += [f"- {line}" for step, line in _LINES.items() if step in results for line in line(results[step])]
+    lines += [f"- {line}" for step, told in _LINES.items() if step in results for line in told(results[step])]
     if "memory" in results:
         lines += [
             "",
@@ -173,6 +174,13 @@ _LINES = {
         f"{r['edges']:,} branches taken, {r['features']:,} different counts of them in one process alone,"
         f" {r['parents']:,} files kept as parents; the second decoder agreed on {r['agreed']:,} accepted files that"
         " took new ways."
+    ],
+    "strangers": lambda r: [
+        f"Strangers (`tests/abuse/strangers.py`): {r['files']:,} well-formed files, random graphs over all operators"
+        " and random tensors through decode, describe, verify, load, run, `into=`, export, `--dense`, report,"
+        f" `verify --against` and ONNX in child processes, under limits of memory and time: {len(r['findings'])}"
+        f" findings; {r['files'] - sum(c for d, c in r['refused'].items() if d.startswith('load:')):,} of them loaded"
+        " and were run twice."
     ],
     "malformed": lambda r: [
         f"Malformed by hand: {r['files']} files, {len(r['wrong'])} with an unexpected error; slowest"

@@ -30,7 +30,8 @@ _CONTAINER = [
     ("eight bytes", _GOOD[:8], "Truncated"),
     ("nine bytes of zeros after the magic", b"BAYZ" + bytes(9), "UnsupportedVersion"),
     ("version 0", repaired(b"BAYZ\x01" + _GOOD[5:]), "UnsupportedVersion"),
-    ("version 2", repaired(b"BAYZ\x21" + _GOOD[5:]), "UnsupportedVersion"),
+    ("version 2 without need", repaired(b"BAYZ\x21" + _GOOD[5:]), "NotCanonical"),
+    ("version 3", repaired(b"BAYZ\x31" + _GOOD[5:]), "UnsupportedVersion"),
     ("version 15", repaired(b"BAYZ\xf1" + _GOOD[5:]), "UnsupportedVersion"),
     ("coder 0", repaired(b"BAYZ\x10" + _GOOD[5:]), "UnknownCoder"),
     ("coder 3", repaired(b"BAYZ\x13" + _GOOD[5:]), "UnknownCoder"),
@@ -42,7 +43,9 @@ _CONTAINER = [
 ]
 
 _HEADERS = [
-    ("flags unknown", "10 00", "InvalidField"),
+    ("scales in version 1", "10 00", "InvalidField"),
+    ("flags unknown", "20 00", "InvalidField"),
+    ("a grid in version 1", _W + "10 00 01 08 003c", "InvalidField"),
     ("flags in two bytes", "80 00 00", "NotCanonical"),
     ("option 0", "08 00 00", "NotCanonical"),
     ("option too wide", "08 11 00", "InvalidField"),
@@ -118,6 +121,36 @@ _HEADERS = [
     ("a million inputs", "05 00 00 c0843d 01 00", "InvalidField"),
 ]  # fmt: skip
 
+#: what follows the name of a tensor of 2 × 3, with scales
+_SCALED = "10 01 05 00 01 77 04 02 03 10 00"
+
+_NEWER = [
+    ("flags unknown", "20 00", "InvalidField"),
+    ("scales of nothing", "10 00", "NotCanonical"),
+    ("scales of none", _SCALED + "00 00 08 003c 00c0", "NotCanonical"),
+    ("scales of a vector", "10 01 05 00 01 77 02 03 10 00 01 08 003c", "NotCanonical"),
+    ("scales for two of one", _SCALED + "01 01 08 003c 00c0", "InvalidField"),
+    ("scales of an empty tensor", "10 01 05 00 01 77 04 00 03 10 00 01 00 08 003c 00c0", "InvalidField"),
+    ("scales of a codebook that doesn't exist", _SCALED + "05 00 08 003c 00c0", "InvalidField"),
+    ("runs of scales cut", _SCALED + "01", "Truncated"),
+    ("a grid's numbers in few bits", _W + "10 00 01 0b 000000 00", "InvalidField"),
+    ("a grid of one symbol", _W + "10 00 01 00 003c", "InvalidField"),
+    ("a grid of 2¹⁶ + 1 symbols", _W + "10 00 01 808010 003c", "InvalidField"),
+    ("a grid with step 0", _W + "10 00 01 08 0000", "InvalidField"),
+    ("a grid with a negative step", _W + "10 00 01 08 00bc", "InvalidField"),
+    ("a grid with an infinite step", _W + "10 00 01 08 007c", "InvalidField"),
+    ("a grid with a step that is none", _W + "10 00 01 08 007e", "InvalidField"),
+    ("a grid with a denormal step", _W + "10 00 01 0a 01000000", "InvalidField"),
+    ("a grid wider than need be", _W + "10 00 01 0a 0000803f", "NotCanonical"),
+    ("a grid beyond float32", _W + "10 00 01 0d 007f", "InvalidField"),
+    ("a grid cut", _W + "10 00 02 08 003c 00", "Truncated"),
+    ("a ratio of 1", _W + "10 00 02 08 003c 003c", "InvalidField"),
+    ("a ratio below 1", _W + "10 00 03 08 003c 0038", "InvalidField"),
+    ("ratios beyond float32", _W + "10 00 03 8208 000080000000007f", "InvalidField"),
+    ("4097 symbols at equal ratios", _W + "10 00 02 808001 003c 013c", "InvalidField"),
+    ("equal grids", "00 02 05 00 01 61 02 01 05 00 01 62 02 01 10 00 11 00 01 08 003c 01 08 003c", "NotCanonical"),
+]  # fmt: skip
+
 _CSR = [
     ("no code where there are weights", _QUANTIZED, "0" + "1" * 23, "CorruptPayload"),
     ("code lengths cut", _QUANTIZED, "1 111", "Truncated"),
@@ -166,11 +199,11 @@ def _csr(body: str, bits: str) -> bytes:
     return repaired(b"BAYZ\x11" + bytes.fromhex(body) + out.to_bytes())
 
 
-def _context(body: str, plain: tuple[tuple[int, int], ...], tail: bytes) -> bytes:
+def _context(body: str, plain: tuple[tuple[int, int], ...], tail: bytes, version: int = 1) -> bytes:
     encoder = RangeEncoder()
     for value, count in plain:
         encoder.bits(value, count)
-    return repaired(b"BAYZ\x12" + bytes.fromhex(body) + encoder.finish() + tail)
+    return repaired(b"BAYZ" + bytes([16 * version + 2]) + bytes.fromhex(body) + encoder.finish() + tail)
 
 
 def malformed() -> Iterator[tuple[str, bytes, str]]:
@@ -178,6 +211,10 @@ def malformed() -> Iterator[tuple[str, bytes, str]]:
     yield from _CONTAINER
     for name, body, error in _HEADERS:
         yield f"header: {name}", repaired(b"BAYZ\x12" + bytes.fromhex(body)), error
+    for name, body, error in _NEWER:
+        yield f"version 2: {name}", repaired(b"BAYZ\x22" + bytes.fromhex(body)), error
+    huge = _SCALED + "01 00 05 007f"  # scales with the tensor's own codebook, whose one value is 2¹²⁷
+    yield "version 2: values times scales beyond float32", _context(huge, ((0, 1), (0, 1)), b"", 2), "InvalidField"
     for name, body, bits, error in _CSR:
         yield f"csr-huffman: {name}", _csr(body, bits), error
     for name, body, plain, tail, error in _CONTEXT:

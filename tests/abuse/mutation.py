@@ -17,7 +17,7 @@ from bayeszip.errors import FormatError
 
 __all__ = ["GOLDEN", "LIMITS", "Outcome", "Span", "fields", "mutant", "mutations", "repaired", "trial"]
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+GOLDEN = sorted((Path(__file__).parent.parent / "golden").glob("v?/*.bayz"))
 #: enough for every seed; mutants that declare more are refused, as they would be by a caller with such limits
 LIMITS = Limits(elements=1 << 16, memory=1 << 20)
 
@@ -126,7 +126,7 @@ def _splice(body: bytearray, dice: random.Random, seeds: list[bytes]) -> None:
 
 def _coder(body: bytearray, dice: random.Random, _: list[bytes]) -> None:
     if len(body) > 4:
-        body[4] = dice.choice((0x11, 0x12))
+        body[4] = dice.choice((0x11, 0x12, 0x21, 0x22))
 
 
 _WAYS = (_flip, _flip, _set, _set, _nudge, _nudge, _insert, _delete, _repeat, _splice, _coder)

@@ -20,11 +20,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.queues import Queue
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 os.environ["BAYESZIP_COMPILE"] = "0"
 sys.dont_write_bytecode = True
@@ -36,7 +37,19 @@ import second_decoder  # noqa: E402
 from malformed import malformed  # noqa: E402
 from mutation import GOLDEN, Outcome, mutant, trial  # noqa: E402
 
-from bayeszip.codec import Limits, container, contexts, counting, decode, encode, matrix, mixing, rangecoder, rawbytes  # noqa: E402  # noqa: E402
+from bayeszip.codec import (  # noqa: E402
+    Limits,
+    container,
+    contexts,
+    counting,
+    decode,
+    encode,
+    evidence,
+    matrix,
+    mixing,
+    rangecoder,
+    rawbytes,
+)
 from bayeszip.errors import FormatError  # noqa: E402
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor  # noqa: E402
 
@@ -59,8 +72,10 @@ class Branches:
     def __init__(self) -> None:
         self.counts: Counter[Edge] = Counter()
         self.codes: dict[int, CodeType] = {}
+        self.no_more: Any = None
         if sys.version_info >= (3, 12):
             monitoring = sys.monitoring
+            self.no_more = monitoring.DISABLE
             monitoring.use_tool_id(monitoring.COVERAGE_ID, "bayeszip search")
             monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.BRANCH, self._branch)
             monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.BRANCH)
@@ -71,7 +86,7 @@ class Branches:
         key = id(code)
         if key not in self.codes:
             if not code.co_filename.startswith(SOURCE):
-                return sys.monitoring.DISABLE
+                return self.no_more
             self.codes[key] = code
         self.counts[key, offset, destination] += 1
         return None
@@ -137,20 +152,18 @@ class Corpus:
 def turned(decision: int) -> Iterator[None]:
     """Within, the encoder says the opposite at one of its decisions, and goes on as if that were so."""
     honest, left = rangecoder.code_bit, decision
-    users = (rangecoder, mixing, counting, rawbytes)
 
-    def code_bit(state: np.ndarray, buffer: np.ndarray, probability: int, bit: int) -> int:
+    def code_bit(
+        span: rangecoder.Span, buffer: np.ndarray, end: int | None, probability: int, bit: int
+    ) -> tuple[int, rangecoder.Span]:
         nonlocal left
         left -= 1
-        return honest(state, buffer, probability, 1 - bit if left == -1 else bit)
+        return honest(span, buffer, end, probability, 1 - bit if left == -1 else bit)
 
-    for module in users:
-        module.code_bit = code_bit
-    try:
+    with ExitStack() as patches:
+        for module in (rangecoder, mixing, counting, evidence):
+            patches.enter_context(patch.object(module, "code_bit", code_bit))
         yield
-    finally:
-        for module in users:
-            module.code_bit = honest
 
 
 def lie(blob: bytes, dice: random.Random) -> bytes | None:
@@ -165,11 +178,12 @@ def lie(blob: bytes, dice: random.Random) -> bytes | None:
 
 def seeds(small_as_large: bool) -> list[bytes]:
     """Golden files and malformed ones that are small, and small models of every kind."""
-    found = [path.read_bytes() for path in sorted(GOLDEN.glob("*.bayz")) if path.stat().st_size <= LONGEST]
+    found = [path.read_bytes() for path in GOLDEN if path.stat().st_size <= LONGEST]
     found += [blob for _, blob, _ in malformed() if 9 < len(blob) <= LONGEST]
     if small_as_large:
         matrix._MOST_CELLS, matrix._MOST_WEIGHTS, matrix._LEAST_SIDE, matrix._FLAT_COLUMNS = 100, 20, 4, 16
-        rawbytes.LEAST_NOISE = contexts.LEAST_NOISE = 16
+        for module in (rawbytes, contexts):
+            vars(module)["LEAST_NOISE"] = 16
     return found + [encode(model, coder=coder) for model in _models() for coder in ("context", "csr-huffman")]
 
 
@@ -238,9 +252,10 @@ class Searcher:
         """The second decoder must read the same."""
         model, other = decode(blob, LIMITS), second_decoder.read(blob)["tensors"]
         for name, tensor in model.tensors.items():
-            quantized = isinstance(tensor, QuantizedTensor)
-            held = tensor.symbols if quantized else tensor.values.reshape(-1)
-            bits = held.reshape(-1) if quantized else np.frombuffer(held.tobytes(), dtype=f"<u{held.dtype.itemsize}")
+            if isinstance(tensor, QuantizedTensor):
+                bits = tensor.symbols.reshape(-1)
+            else:
+                bits = np.frombuffer(tensor.values.tobytes(), dtype=f"<u{tensor.values.dtype.itemsize}")
             if (tensor.shape, bits.tolist()) != (tuple(other[name][0]), list(other[name][2])):
                 self.outcome.faults.append(f"the second decoder reads {name!r} differently: {blob.hex()[:400]}")
         self.agreed += 1
@@ -273,8 +288,8 @@ def work(number: int, seconds: float, finds: "list[Queue]", results: "Queue") ->
         searcher.attempt(blob)
     told, tried = time.process_time(), 0
     while time.process_time() < seconds:
-        blob = searcher.child()
-        if blob is not None and len(blob) <= LONGEST and searcher.attempt(blob):
+        child = searcher.child()
+        if child is not None and len(child) <= LONGEST and searcher.attempt(child):
             for other, box in enumerate(finds):
                 if other != number:
                     box.put(blob)

@@ -1,12 +1,23 @@
 """Models for the codec's tests: LeNet-like ones, and hypothesis strategies for any."""
 
+from typing import Any, Literal
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import (
+    RAW_DTYPES,
+    CompressedModel,
+    Graph,
+    LogGrid,
+    Node,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+)
 
-__all__ = ["compressed_models", "graph_of_chain", "lenet", "quantized_tensors", "raw_tensors"]
+__all__ = ["compressed_models", "graph_of_chain", "lenet", "newer_tensors", "quantized_tensors", "raw_tensors"]
 
 
 def lenet(seed: int = 0, density: float = 0.015, values: int = 16) -> CompressedModel:
@@ -36,12 +47,45 @@ _SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
 @st.composite
 def quantized_tensors(draw: st.DrawFn) -> QuantizedTensor:
     values = draw(st.sampled_from([0, 1, 2, 3, 16, 255, 256, 300]))
-    width = draw(st.sampled_from([16, 32]))
+    widths: tuple[Literal[16, 32], ...] = (16, 32)
+    width = draw(st.sampled_from(widths))
     finite = st.floats(allow_nan=False, allow_infinity=False, width=width)
     codebook = np.zeros(values + 1, dtype=np.float32)
     codebook[1:] = draw(hnp.arrays(np.float32, values, elements=finite, fill=finite))
     symbols = draw(hnp.arrays(np.int64, draw(_SHAPES), elements=st.integers(0, values), fill=st.just(0)))
     return QuantizedTensor(symbols, codebook)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> UniformGrid | LogGrid:
+    size = draw(st.sampled_from([2, 3, 4, 17, 256, 257, 700]))
+    step = draw(st.floats(2**-20, 2**10, width=draw(st.sampled_from([16, 32]))))
+    if draw(st.booleans()):
+        return UniformGrid(step, size)
+    ratio = draw(st.sampled_from([2**0.03125, 1.0078125]))
+    return LogGrid(step, float(np.float32(ratio)), size, signed=draw(st.booleans()))
+
+
+@st.composite
+def symbols_of(draw: st.DrawFn, shape: tuple[int, ...], size: int) -> np.ndarray:
+    return draw(hnp.arrays(np.int64, shape, elements=st.integers(0, size - 1), fill=st.just(0)))
+
+
+@st.composite
+def newer_tensors(draw: st.DrawFn) -> QuantizedTensor:
+    """Tensors that version 1 can't hold: on a grid, with scales, or both."""
+    shape = draw(hnp.array_shapes(min_dims=2, max_dims=4, min_side=1, max_side=5))
+    grid = draw(grids())
+    axis = draw(st.sampled_from([None, 0, 1]))
+    if axis is None:
+        return QuantizedTensor.on_grid(draw(symbols_of(shape, grid.size)), grid)
+    along = draw(grids())
+    scale = QuantizedTensor.on_grid(draw(symbols_of((shape[axis],), along.size)), along)
+    if draw(st.booleans()):
+        scale = QuantizedTensor(scale.symbols, scale.codebook)
+    if draw(st.booleans()):
+        return QuantizedTensor(draw(symbols_of(shape, 3)), np.array([0, 1.5, -0.25]), None, scale, axis)
+    return QuantizedTensor.on_grid(draw(symbols_of(shape, grid.size)), grid, scale, axis)
 
 
 @st.composite
@@ -52,7 +96,7 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
     count = int(np.prod(shape)) * held.itemsize
     octets = np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype=np.uint8)
     if dtype == "bool":
-        octets = octets & 1
+        octets = octets & np.uint8(1)
     return RawTensor(octets.view(held).reshape(shape), dtype)
 
 
@@ -70,7 +114,7 @@ _NAMES = st.one_of(
 @st.composite
 def compressed_models(draw: st.DrawFn) -> CompressedModel:
     names = draw(st.lists(_NAMES, max_size=6, unique=True))
-    tensors = {name: draw(st.one_of(quantized_tensors(), raw_tensors())) for name in names}
+    tensors = {name: draw(st.one_of(quantized_tensors(), raw_tensors(), newer_tensors())) for name in names}
     nodes = []
     inputs = draw(st.integers(1, 3))
     for position in range(draw(st.integers(0, 6))):
@@ -85,7 +129,7 @@ def compressed_models(draw: st.DrawFn) -> CompressedModel:
 
 
 _INTS = st.tuples(st.integers(-9, 9), st.integers(0, 2**40))
-_ATTRIBUTES = {
+_ATTRIBUTES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "conv2d": {
         "stride": _INTS,
         "groups": st.integers(1, 99),

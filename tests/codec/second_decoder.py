@@ -1,9 +1,10 @@
-"""A second decoder of format version 1, after docs/format.md: plain Python, slow, no checks but the checksum.
+"""A second decoder of format versions 1 and 2, after docs/format.md: plain Python, slow, no checks but the checksum.
 
 It shares no line with `bayeszip.codec`; both must read the same model from every file.
 """
 
 import struct
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 
@@ -12,7 +13,7 @@ __all__ = ["read"]
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "int16": 2}
 ROLES = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-MEMBERS = [ROLES[:2], ROLES[:1], ROLES[1:2], ROLES, ROLES[:4], [None]]
+MEMBERS: list[Sequence[str | None]] = [ROLES[:2], ROLES[:1], ROLES[1:2], ROLES, ROLES[:4], [None]]
 
 # start weights and rate
 CELLS = ((58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538), 13)
@@ -23,7 +24,10 @@ PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 
 
 def read(blob: bytes) -> dict:
-    """{"tensors": {name: (shape, dtype or codebook as bytes, elements as ints)}, "nodes": …, "original": …}"""
+    """{"tensors": {name: (shape, dtype or codebook as bytes, elements as ints)}, "nodes": …, "original": …}
+
+    "scales": {name: (axis, codebook as bytes, elements)}; "grids": {name: kind and numbers, None for values}.
+    """
     crc = 0xFFFFFFFF
     for byte in blob[:-4]:
         crc ^= byte
@@ -31,16 +35,24 @@ def read(blob: bytes) -> dict:
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     assert blob[:4] == b"BAYZ"
     assert blob[-4:] == struct.pack("<I", crc ^ 0xFFFFFFFF)
-    assert blob[4] >> 4 == 1
+    assert blob[4] >> 4 in (1, 2)
     header = Header(blob[:-4], 5)
-    coder = {1: Csr, 2: Context}[blob[4] & 15](blob[header.at : -4], header)
-    tensors = {}
+    coders: dict[int, type[Csr] | type[Context]] = {1: Csr, 2: Context}
+    coder = coders[blob[4] & 15](blob[header.at : -4], header)
+    tensors: dict[str, tuple[tuple[int, ...], str | bytes, list[int]]] = {}
+    scales, grids = {}, {}
     for name, shape, kind in header.tensors:
         if kind < 16:
             tensors[name] = (shape, DTYPES[kind], coder.raw(shape, DTYPES[kind]))
-        else:
-            tensors[name] = (shape, header.books[kind - 16], coder.quantized(shape, header.books[kind - 16], kind))
-    return {"tensors": tensors, "nodes": header.nodes, "ends": header.ends, "original": header.original}
+            continue
+        tensors[name] = (shape, header.books[kind - 16], coder.quantized(shape, header.books[kind - 16], kind))
+        grids[name] = header.grids[kind - 16]
+        if header.scales.get(name):
+            number, axis = divmod(header.scales[name] - 1, 2)
+            book = header.books[number]
+            scales[name] = (axis, book, coder.quantized(shape[axis : axis + 1], book, 16 + number))
+    read = {"tensors": tensors, "nodes": header.nodes, "ends": header.ends, "original": header.original}
+    return read | {"scales": scales, "grids": grids, "version": blob[4] >> 4}
 
 
 class Header:
@@ -49,7 +61,7 @@ class Header:
         flags = self.number()
         self.option = self.number() if flags & 8 else 0
         original = self.number() if flags & 2 else None
-        names, shapes, before, chain = [], [], "", None
+        names, shapes, before, chain = [], [], "", 0
         for _ in range(self.number()):
             step, members = divmod(self.number(), 8)
             if step:
@@ -69,12 +81,21 @@ class Header:
             for place, role in enumerate(MEMBERS[members]):
                 names.append(before if role is None else f"{before}.{role}" if before else role)
                 shapes.append(() if role == "num_batches_tracked" else tuple(shape[: 1 if place else None]))
-        kinds = []
+        kinds: list[int] = []
         while len(kinds) < len(names):
             kind, length = self.number(), self.number() + 1
             kinds += [kind] * length
         self.tensors = list(zip(names, shapes, kinds, strict=True))
-        self.books = [self.book() for _ in range(max([0, *(kind - 15 for kind in kinds)]))]
+        matrices = [name for name, shape, kind in self.tensors if kind > 15 and len(shape) > 1]
+        scales: list[int] = []
+        while flags & 16 and len(scales) < len(matrices):
+            scale, length = self.number(), self.number() + 1
+            scales += [scale] * length
+        self.scales = dict(zip(matrices, scales, strict=True)) if flags & 16 else {}
+        self.grids: list[tuple[float, ...] | None] = []
+        self.books = [
+            self.book() for _ in range(max([0, *(kind - 15 for kind in kinds), *((s + 1) // 2 for s in scales)]))
+        ]
         self.nodes = [self.node() for _ in range(self.number())] if flags & 1 else None
         self.ends = (self.number(), [self.number() for _ in range(self.number())]) if flags & 4 else None
         self.original = sum(map(prod, shapes)) if original is None else original
@@ -92,17 +113,36 @@ class Header:
         return -(value + 1) // 2 if value % 2 else value // 2
 
     def book(self) -> bytes:
-        count, form = divmod(self.number(), 4)
+        head = self.number()
+        if head in (1, 2, 3):
+            count, form = divmod(self.number(), 4)
+            numbers = struct.unpack(f"<{min(head, 2)}f", self.floats(min(head, 2), form))
+            self.grids.append((head, count + 1, *numbers))
+            magnitude, values = numbers[0], []
+            for place in range(count):
+                if head == 1:
+                    values.append(numbers[0] * (-(place // 2 + 1) if place % 2 == 0 else place // 2 + 1))
+                elif head == 2:
+                    values.append(-magnitude if place % 2 == 0 else magnitude)
+                    magnitude *= numbers[1] if place % 2 else 1.0
+                else:
+                    values.append(magnitude)
+                    magnitude *= numbers[1]
+            return struct.pack(f"<{count + 1}f", 0.0, *values)
+        self.grids.append(None)
+        return bytes(4) + self.floats(*divmod(head, 4))
+
+    def floats(self, count: int, form: int) -> bytes:
         if form == 0:
-            return bytes(4) + b"".join(struct.pack("<f", *struct.unpack("<e", self.take(2))) for _ in range(count))
+            return b"".join(struct.pack("<f", *struct.unpack("<e", self.take(2))) for _ in range(count))
         if form == 1:
-            return bytes(4) + b"".join(b"\0\0" + self.take(2) for _ in range(count))
+            return b"".join(b"\0\0" + self.take(2) for _ in range(count))
         if form == 2:
-            return bytes(4) + self.take(4 * count)
+            return self.take(4 * count)
         fraction, exponent, lowest = self.take(3)
         width = 1 + exponent + fraction
         bits = "".join(f"{byte:08b}" for byte in self.take((count * width + 7) // 8))
-        out = bytes(4)
+        out = b""
         for start in range(0, count * width, width):
             word = bits[start : start + width]
             high = int(word[1 : 1 + exponent] or "0", 2) + lowest
@@ -122,9 +162,10 @@ class Header:
             inputs = [self.number() for _ in range(count)]
         if mask & 2:
             tensors = [self.number() for _ in operator.tensors]
-        attributes = {}
+        attributes: dict[str, object] = {}
         for place, attribute in enumerate(operator.attributes):
             if mask >> 2 + place & 1:
+                value: object
                 if attribute.kind == "bool":
                     value = not attribute.default
                 elif attribute.kind == "int":
@@ -252,7 +293,7 @@ class Evidence(dict):
 
 
 class Mixer:
-    def __init__(self, weights: list[int], rate: int) -> None:
+    def __init__(self, weights: tuple[int, ...], rate: int) -> None:
         self.weights, self.rate = [16 * weight for weight in weights], rate
 
     def code(self, coder: "Context", inputs: list[int]) -> int:
@@ -328,7 +369,8 @@ class Context:
         out[:] = [order[rank] for rank in out]
 
     def flags(self, count: int, units: list[int], lag: int, mixer: Mixer) -> list[int]:
-        flags, evidence = [], Evidence()
+        flags: list[int] = []
+        evidence = Evidence()
         for place in range(count):
 
             def back(distance: int) -> int:
@@ -438,7 +480,7 @@ class Context:
             if (2 * node + 1 << level) - (1 << levels) >= values:
                 node *= 2
                 continue
-            keys = [(evidence, node), (shared, node)]
+            keys: list[tuple[Evidence, object]] = [(evidence, node), (shared, node)]
             if node < 256:
                 keys += [(evidence, (place, context, node)) for place, context in enumerate(contexts)]
             inputs = [ln(table[key][1] + 8) - ln(table[key][0] + 8) for table, key in keys]

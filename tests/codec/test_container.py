@@ -94,7 +94,7 @@ def test_every_prefix_and_every_flipped_bit_is_refused(coder):
         (lambda blob: b"", NotBayesZip),
         (lambda blob: b"PK\x03\x04" + blob, NotBayesZip),
         (lambda blob: blob[:8], Truncated),
-        (lambda blob: blob[:4] + b"\x2f" + blob[5:], UnsupportedVersion),
+        (lambda blob: blob[:4] + b"\x3f" + blob[5:], UnsupportedVersion),
         (lambda blob: blob[:4] + b"\x1f" + blob[5:], UnknownCoder),
         (lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), ChecksumMismatch),
         (lambda blob: repaired(blob[:-4] + b"\x00"), TrailingBytes),

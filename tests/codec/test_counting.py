@@ -18,9 +18,8 @@ def coded(coder, symbols: np.ndarray, view: View, survey, values: int, step: int
     for first in range(0, view.rows, step):
         coder.reserve(2 * step * view.columns * (levels + 1) + 16)
         last = min(first + step, view.rows)
-        code_counted(
-            coder.state, coder.buffer, symbols, survey.rows, survey.columns, first, last, values, levels, model
-        )
+        coder.span = code_counted(coder.span, coder.buffer, coder.end, symbols, survey.rows, survey.columns,
+                                  first, last, values, levels, model)  # fmt: skip
 
 
 @pytest.mark.parametrize("short", [0, 5])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bayeszip.codec.bits import BitReader, BitWriter
-from bayeszip.codec.csr import Tensor, choose_layout, read_entries, read_layout, write_entries, write_layout
+from bayeszip.codec.csr import SymbolRows, choose_layout, read_entries, read_layout, write_entries, write_layout
 from bayeszip.codec.huffman import HuffmanCode
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, Truncated
 
@@ -19,7 +19,7 @@ def written(symbols: np.ndarray, width: int | None) -> BitWriter:
     layout = choose_layout(flat, symbols.shape, width)
     out = BitWriter()
     write_layout(out, layout)
-    write_entries(out, Tensor.of(flat, symbols.shape, layout.transposed), layout, CODE)
+    write_entries(out, SymbolRows.of(flat, symbols.shape, layout.transposed), layout, CODE)
     return out
 
 
@@ -31,7 +31,7 @@ def read_from(source: BitReader, shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape))
     layout = read_layout(source, size, shape)
     symbols = np.zeros(size, dtype=np.uint8)
-    read_entries(source, Tensor.of(symbols, shape, layout.transposed), layout, CODE)
+    read_entries(source, SymbolRows.of(symbols, shape, layout.transposed), layout, CODE)
     return symbols.reshape(shape)
 
 

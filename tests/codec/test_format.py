@@ -13,15 +13,21 @@ from hypothesis import given, settings
 
 from bayeszip.codec import CODERS, decode, describe, encode
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
+from bayeszip.tensors import CompressedModel, Graph, LogGrid, Node, QuantizedTensor, UniformGrid
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden"
-MANIFEST = json.loads((GOLDEN / "v1" / "manifest.json").read_text())
+MANIFEST = {
+    f"{version}/{name}": expected
+    for version in ("v1", "v2")
+    for name, expected in json.loads((GOLDEN / version / "manifest.json").read_text()).items()
+}
 
 
 def _digest(model: CompressedModel) -> str:
     specification = importlib.util.spec_from_file_location("golden_build", GOLDEN / "build.py")
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module.digest(model)
@@ -30,16 +36,26 @@ def _digest(model: CompressedModel) -> str:
 @pytest.mark.parametrize("name", sorted(MANIFEST))
 def test_golden_files_decode_bit_for_bit(name):
     expected = MANIFEST[name]
-    blob = (GOLDEN / "v1" / name).read_bytes()
+    blob = (GOLDEN / name).read_bytes()
     model = decode(blob)
     assert _digest(model) == expected["digest"]
     assert encode(model, coder=expected["coder"], **expected["options"]) == blob
     assert (describe(blob).coder, describe(blob).options) == (expected["coder"], expected["options"])
+    assert describe(blob).version == int(name[1])
 
 
 def test_no_golden_file_is_missing():
-    assert {path.name for path in (GOLDEN / "v1").glob("*.bayz")} == set(MANIFEST)
-    assert len(MANIFEST) >= 20
+    assert {f"{path.parent.name}/{path.name}" for path in GOLDEN.glob("v?/*.bayz")} == set(MANIFEST)
+    assert len(MANIFEST) >= 28
+
+
+def _numbers(grid: UniformGrid | LogGrid | None) -> tuple | None:
+    """A grid as the second decoder gives it."""
+    if grid is None:
+        return None
+    if isinstance(grid, UniformGrid):
+        return 1, grid.size, grid.step
+    return 2 if grid.signed else 3, grid.size, grid.base, grid.ratio
 
 
 def agrees(blob: bytes, model: CompressedModel) -> None:
@@ -52,6 +68,9 @@ def agrees(blob: bytes, model: CompressedModel) -> None:
         if isinstance(tensor, QuantizedTensor):
             assert kind == tensor.codebook.tobytes()
             assert elements == tensor.symbols.reshape(-1).tolist()
+            assert other["grids"][name] == _numbers(tensor.grid)
+            scale = tensor.scale and (tensor.axis, tensor.scale.codebook.tobytes(), tensor.scale.symbols.tolist())
+            assert other["scales"].get(name) == scale
         else:
             assert kind == tensor.dtype
             words = np.frombuffer(tensor.values.tobytes(), dtype=f"<u{tensor.values.dtype.itemsize}")
@@ -69,7 +88,7 @@ def agrees(blob: bytes, model: CompressedModel) -> None:
 
 @pytest.mark.parametrize("name", [name for name in sorted(MANIFEST) if "lenet" not in name and "large" not in name])
 def test_the_second_decoder_agrees_on_golden_files(name):
-    blob = (GOLDEN / "v1" / name).read_bytes()
+    blob = (GOLDEN / name).read_bytes()
     agrees(blob, decode(blob))
 
 
@@ -96,6 +115,18 @@ def test_the_example_on_the_page_is_real():
     cells = [row.split("|")[1] for row in by_bit.splitlines() if row.startswith("| `")]
     bits = "".join(re.findall("`([01]+)`", "".join(cells)))
     assert int(bits, 2).to_bytes(len(bits) // 8, "big") == written[0][25:-4]
+
+
+def test_the_example_of_version_2_is_real():
+    page = (ROOT / "docs" / "format.md").read_text()
+    written = bytes.fromhex(re.search(r"```v2\n(.*?)\n```", page).group(1))
+    scale = QuantizedTensor.on_grid(np.array([1, 3]), LogGrid(0.5, 1.5, 4, signed=False))
+    weight = QuantizedTensor.on_grid(np.array([[1, 0], [2, 4]]), UniformGrid(0.25, 5), scale)
+    assert weight.dequantize().tolist() == [[-0.125, 0], [0.28125, 0.5625]]
+    assert written == encode(CompressedModel({"w": weight}), coder="csr-huffman")
+    rows = page.split("| bytes of version 2 | meaning |")[1].split("So `w` is")[0]
+    cells = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
+    assert bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", "".join(cells)))) == written
 
 
 def test_the_numbers_on_the_page_are_those_of_the_second_decoder():

@@ -63,7 +63,7 @@ def test_every_outline_comes_back(model):
     outline = outline_of(model)
     octets = write_outline(outline)
     source = Reader(octets)
-    assert read_outline(source) == outline
+    assert read_outline(source, outline.version) == outline
     assert source.position == len(octets)
 
 

@@ -15,13 +15,16 @@ def encoded(decisions: list[tuple[int, int]]) -> bytes:
     encoder = RangeEncoder()
     encoder.reserve(2 * len(decisions))
     for bit, probability in decisions:
-        code_bit(encoder.state, encoder.buffer, probability, bit)
+        _, encoder.span = code_bit(encoder.span, encoder.buffer, None, probability, bit)
     return encoder.finish()
 
 
 def decoded(octets: bytes, decisions: list[tuple[int, int]]) -> list[int]:
     decoder = RangeDecoder(b"before" + octets + b"after", 6, 6 + len(octets))
-    bits = [code_bit(decoder.state, decoder.buffer, probability, 0) for _, probability in decisions]
+    bits = []
+    for _, probability in decisions:
+        bit, decoder.span = code_bit(decoder.span, decoder.buffer, decoder.end, probability, 0)
+        bits.append(bit)
     decoder.finish()
     return bits
 

@@ -52,6 +52,7 @@ def save_under(options: list[str]) -> tuple[int, Path, list[str]]:
     log = folder / ".calls"
     command = ["strace", "-p", str(child), "-o", str(log), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+        assert strace.stderr is not None
         attached = strace.stderr.readline()
         os.kill(child, signal.SIGCONT)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -89,7 +90,8 @@ def look(folder: Path, status: int) -> str | None:
             return "a temporary file is left"
         with opened(folder) as checkpoints:
             checkpoints.save(state(4), {})
-            if checkpoints.newest().state["n"] != 4 or list(folder.glob(".*.tmp")):
+            newest = checkpoints.newest()
+            if newest is None or newest.state["n"] != 4 or list(folder.glob(".*.tmp")):
                 return "the next save fails, or leaves a temporary file"
     except BayeszipError as error:
         return str(error)
@@ -100,7 +102,7 @@ def look(folder: Path, status: int) -> str | None:
 
 def injections(calls: list[str]) -> list[tuple[str, str]]:
     """(kind, strace's words) for each fault at each call; the k-th call of a name is found by counting."""
-    found, seen = [], Counter()
+    found, seen = [], Counter[str]()
     for call in calls:
         seen[call] += 1
         found += [(error, f"inject={call}:error={error}:when={seen[call]}") for error in ERRORS]
@@ -116,7 +118,7 @@ def campaign() -> dict:
     shutil.rmtree(folder)
     if status != SAVED:
         raise SystemExit("a save fails by itself")
-    tried, ended, faults = Counter(), Counter(), []
+    tried, ended, faults = Counter[str](), Counter[str](), []
     for kind, words in injections(calls):
         status, folder, _ = save_under(["-e", "trace=all", "-e", words])
         tried[kind] += 1

@@ -34,10 +34,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeszip
 from bayeszip import cli, codec
-from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError
 from bayeszip.files import write_atomically
-from bayeszip.fitting import Watcher
+from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.checkpoint import read_checkpoint
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
@@ -77,8 +76,8 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(150, 3))
 
 
-def resident(data: tuple[torch.Tensor, torch.Tensor], seed: int) -> Batches:
-    return Batches(*data, 32, shuffle=True, seed=seed)
+def resident(data: tuple[torch.Tensor, torch.Tensor], seed: int) -> ResidentBatches:
+    return ResidentBatches(*data, 32, shuffle=True, seed=seed)
 
 
 def loader(data: tuple[torch.Tensor, torch.Tensor], seed: int) -> DataLoader:
@@ -158,13 +157,17 @@ def warm_up() -> None:
     """Load what children would each load anew; without a backward pass, after which torch can't be forked."""
     packed = bayeszip.pack(convolutional(), example_inputs=(pictures(0)[0],))
     codec.decode(packed.blob)
-    from bayeszip.variational import MixturePrior, regularizer, to_variational, variational_weights
+    from bayeszip.variational import Divergence, MixturePrior, Weighed, regularizer, to_variational, variational_weights
 
     network = dense()
     to_variational(network)
     with torch.no_grad():
         network.train()(points(0)[0])
-        regularizer(tuple(variational_weights(network)), MixturePrior(5, 0.1), tau1=1.0, tau2=0.1, n_data=10)
+        regularizer(
+            [Weighed(Divergence(), 1.0), Weighed(MixturePrior(5, 0.1), 0.1)],
+            tuple(variational_weights(network)),
+            n_data=10,
+        )
 
 
 def start(kind: Kind | CommandLine, seed: int, folder: Path, every: str, idx: Path) -> int:

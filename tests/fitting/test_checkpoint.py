@@ -191,7 +191,7 @@ def write(path: Path, n: int) -> Path:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_broken_one_is_skipped_with_a_warning_and_goes_first(tmp_path, keep):
-    warnings: list[str] = []
+    warnings = []
     with opened(tmp_path, keep=3, warn=warnings.append) as checkpoints:
         for n in (1, 2, 3):
             path = checkpoints.save(numbered(n), CONDITIONS)
@@ -205,7 +205,7 @@ def test_a_broken_one_is_skipped_with_a_warning_and_goes_first(tmp_path, keep):
 
 
 def test_if_all_are_broken_nothing_begins_again_by_itself(tmp_path):
-    warnings: list[str] = []
+    warnings = []
     with opened(tmp_path, warn=warnings.append) as checkpoints:
         for n in (1, 2):
             checkpoints.save(numbered(n), CONDITIONS).write_bytes(b"")

@@ -197,7 +197,7 @@ def _killed_save(folder: Path, index: int, chunk: int) -> bool:
         try:
             checkpoints = Checkpoints(folder, keep=2, warn=print)
             real = os.write
-            os.write = lambda descriptor, data: real(descriptor, data[:chunk])
+            os.write = lambda descriptor, data: real(descriptor, memoryview(data)[:chunk])
             shim = Shim(pytest.MonkeyPatch())
             shim.at = lambda now, name: os.kill(os.getpid(), signal.SIGKILL) if now == index else None
             checkpoints.save(state(3), {})

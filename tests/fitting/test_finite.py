@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bayeszip.data import Batches
 from bayeszip.errors import TrainingError
-from bayeszip.fitting import Fitting, Phase, Watcher, fit
+from bayeszip.fitting import Fitting, Phase, ResidentBatches, Watcher, fit
 from bayeszip.fitting.loop import SLOWER
-from bayeszip.variational import MixturePrior, to_variational
+from bayeszip.variational import Divergence, MixturePrior, to_variational
 
 PHASE = Phase(name="both", epochs=2, tau1=1.0, tau2=0.1, rate_theta=1e-3)
 STEPS = 4
@@ -26,7 +25,7 @@ class Listener(Watcher):
     def on_warning(self, message: str) -> None:
         self.warnings.append(message)
 
-    def on_epoch(self, stats, network, prior) -> None:
+    def on_epoch(self, stats, course) -> None:
         self.epochs.append(stats.epoch)
 
 
@@ -55,9 +54,9 @@ class Trip:
         return self.step in self.steps
 
 
-def data(n: int = 64) -> Batches:
+def data(n: int = 64) -> ResidentBatches:
     generator = torch.Generator().manual_seed(0)
-    return Batches(torch.randn(n, 6, generator=generator), torch.arange(n) % 3, n // STEPS, shuffle=True)
+    return ResidentBatches(torch.randn(n, 6, generator=generator), torch.arange(n) % 3, n // STEPS, shuffle=True)
 
 
 def fitting(listener, *, batches=None, loss=F.cross_entropy, extra=nn.Identity, phase=PHASE) -> Fitting:
@@ -65,12 +64,18 @@ def fitting(listener, *, batches=None, loss=F.cross_entropy, extra=nn.Identity, 
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), extra())
     to_variational(network)
     return Fitting(
-        network, batches or data(), (phase,), n_data=64, prior=MixturePrior(5, 0.3), loss=loss, watcher=listener
+        network,
+        batches or data(),
+        (phase,),
+        n_data=64,
+        terms=(Divergence(), MixturePrior(5, 0.3)),
+        loss=loss,
+        watcher=listener,
     )
 
 
 def nan_in_data(*steps: int):
-    class Spoiled(Batches):
+    class Spoiled(ResidentBatches):
         trip = Trip(*steps)
 
         def select(self, rows):
@@ -134,7 +139,7 @@ def test_the_mixture_is_named(part):
         def on_batch(self, phase: Phase, done: float) -> None:
             if not self.warnings:
                 with torch.no_grad():
-                    getattr(run.problem.prior, part)[1] = math.nan
+                    getattr(run.problem.terms[1], part)[1] = math.nan
 
     listener = Spoiler()
     run = fitting(listener)
@@ -142,7 +147,7 @@ def test_the_mixture_is_named(part):
     expected = rf"phase both, epoch 1 of 2, step 2: the mixture's {part} is not finite; going back"
     assert len(listener.warnings) == 1
     assert re.match(expected, listener.warnings[0]), listener.warnings[0]
-    assert all(torch.isfinite(parameter).all() for parameter in run.problem.prior.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in run.problem.terms[1].parameters())
 
 
 def test_a_weight_is_named():
@@ -166,7 +171,7 @@ def test_going_back_means_the_same_data_and_noise_at_half_the_rates():
         run = fitting(Listener(), phase=phase, **injected)
         torch.manual_seed(1)
         run.run()
-        results.append([*run.network.parameters(), *run.problem.prior.parameters()])
+        results.append([*run.network.parameters(), *run.problem.terms[1].parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

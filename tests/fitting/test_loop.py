@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from bayeszip.data import Batches
 from bayeszip.errors import DataError, RecipeError, TrainingError
-from bayeszip.fitting import EpochStats, Phase, Watcher, count_examples, evaluate, fit
-from bayeszip.variational import MixturePrior, regularizer, to_variational, variational_weights
+from bayeszip.fitting import EpochStats, Phase, ResidentBatches, Watcher, count_examples, evaluate, fit
+from bayeszip.variational import Divergence, MixturePrior, Weighed, regularizer, to_variational, variational_weights
 
 
 class Recorder(Watcher):
@@ -20,16 +19,16 @@ class Recorder(Watcher):
     def on_batch(self, phase: Phase, done: float) -> None:
         self.done.append(done)
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course) -> None:
         self.epochs.append(stats)
 
 
-def problem(n: int = 256, batch: int = 32, seed: int = 0) -> Batches:
+def problem(n: int = 256, batch: int = 32, seed: int = 0) -> ResidentBatches:
     """Three classes that two of twelve inputs decide."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(n, 12, generator=generator)
     targets = (inputs[:, 0] > 0.3).long() + (inputs[:, 1] > 0).long()
-    return Batches(inputs, targets, batch, shuffle=True, seed=seed)
+    return ResidentBatches(inputs, targets, batch, shuffle=True, seed=seed)
 
 
 def build(seed: int = 0, variational: bool = True) -> nn.Sequential:
@@ -55,7 +54,7 @@ def run_all(seed: int) -> tuple[nn.Module, MixturePrior, Recorder]:
     network = build()
     prior, recorder = prior_for(network), Recorder()
     torch.manual_seed(seed)
-    fit(network, problem(), PHASES, n_data=256, prior=prior, validation=problem(), watcher=recorder)
+    fit(network, problem(), PHASES, n_data=256, terms=(Divergence(), prior), validation=problem(), watcher=recorder)
     return network, prior, recorder
 
 
@@ -89,7 +88,7 @@ def test_it_learns_and_prunes():
     assert recorder.epochs[14].accuracy > 0.9
     assert recorder.epochs[-1].accuracy > 0.9
     assert recorder.epochs[-1].zeros > 0.4
-    assert recorder.epochs[0].kl == recorder.epochs[0].mixture == 0
+    assert list(recorder.epochs[0].parts) == ["data"]
 
 
 def test_one_step_is_adam_on_the_whole_loss():
@@ -99,13 +98,14 @@ def test_one_step_is_adam_on_the_whole_loss():
     phase = Phase(name="p", epochs=1, tau1=0.5, tau2=0.1, rate_theta=1e-2, rate_log_sigma2=2e-2, rate_means=3e-2)
     recorder = Recorder()
     torch.manual_seed(5)
-    fit(network, [batch], (phase,), n_data=77, prior=prior, watcher=recorder)
+    fit(network, [batch], (phase,), n_data=77, terms=(Divergence(), prior), watcher=recorder)
 
     torch.manual_seed(5)
     twin.train()
-    nll = F.cross_entropy(twin(batch[0]), batch[1])
-    parts = regularizer(tuple(variational_weights(twin)), twin_prior, tau1=0.5, tau2=0.1, n_data=77)
-    (nll + parts.total).backward()
+    nll = F.cross_entropy(twin(batch.inputs), batch.targets)
+    terms = [Weighed(Divergence(), 0.5), Weighed(twin_prior, 0.1)]
+    parts = regularizer(terms, tuple(variational_weights(twin)), n_data=77)
+    (nll + sum(parts.values())).backward()
     variances = [w.log_sigma2 for w in variational_weights(twin)]
     means = [w.theta for w in variational_weights(twin)]
     rates = [(means, 1e-2), (variances, 2e-2), ([twin_prior.means], 3e-2), ([twin_prior.log_precisions], 1e-4)]
@@ -115,9 +115,8 @@ def test_one_step_is_adam_on_the_whole_loss():
         (*network.parameters(), *prior.parameters()), (*twin.parameters(), *twin_prior.parameters()), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
-    stats = recorder.epochs[0]
-    assert stats.nll == pytest.approx(nll.item(), rel=1e-5)
-    assert (stats.kl, stats.mixture, stats.hyper_prior) == pytest.approx([p.item() for p in parts], rel=1e-5)
+    expected = {"data": nll.item(), **{name: part.item() for name, part in parts.items()}}
+    assert recorder.epochs[0].parts == pytest.approx(expected, rel=1e-5)
 
 
 def test_soft_weight_sharing_alone_leaves_log_sigma2_out():
@@ -130,12 +129,12 @@ def test_soft_weight_sharing_alone_leaves_log_sigma2_out():
             for weight in variational_weights(network):
                 weight.log_sigma2.fill_(level)
         recorder = Recorder()
-        fit(network, problem(), (phase,), n_data=256, prior=prior, watcher=recorder)
+        fit(network, problem(), (phase,), n_data=256, terms=(Divergence(), prior), watcher=recorder)
         assert all((w.log_sigma2 == level).all() for w in variational_weights(network))
         outcomes.append(([w.theta.detach().clone() for w in variational_weights(network)], recorder.epochs[-1]))
     assert all(torch.equal(a, b) for a, b in zip(outcomes[0][0], outcomes[1][0], strict=True))
     assert outcomes[0][1].zeros == outcomes[1][1].zeros
-    assert outcomes[0][1].mixture == outcomes[1][1].mixture
+    assert outcomes[0][1].parts == outcomes[1][1].parts
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -153,8 +152,8 @@ def test_tau_ramps_start_at_zero():
     phase = Phase(name="p", epochs=3, tau1=1.0, tau1_ramp=1.0, tau2=1.0, tau2_ramp=0.5, rate_theta=0.0)
     phase_rates = {"rate_log_sigma2": 0.0, "rate_means": 0.0, "rate_log_precisions": 0.0, "rate_log_proportions": 0.0}
     phase = Phase(**{**vars(phase), **phase_rates})
-    fit(network, [batch], (phase,), n_data=32, prior=prior_for(network), watcher=recorder)
-    kl, mixture = [s.kl for s in recorder.epochs], [s.mixture for s in recorder.epochs]
+    fit(network, [batch], (phase,), n_data=32, terms=(Divergence(), prior_for(network)), watcher=recorder)
+    kl, mixture = ([s.parts[name] for s in recorder.epochs] for name in ("divergence", "mixture"))
     assert kl[0] == mixture[0] == 0
     assert kl[2] == pytest.approx(2 * kl[1], rel=1e-5)
     assert mixture[2] == pytest.approx(mixture[1] / (2 / 3), rel=1e-5)
@@ -174,7 +173,7 @@ def test_tightened_components_end_near_the_last_deviation():
     network = build()
     prior = prior_for(network)
     phase = Phase(name="p", epochs=4, tau2=0.1, std_first=0.08, std_last=0.02, rate_log_precisions=0.1)
-    fit(network, problem(256, 16), (phase,), n_data=256, prior=prior)
+    fit(network, problem(256, 16), (phase,), n_data=256, terms=(Divergence(), prior))
     deviations = (-0.5 * prior.log_precisions).exp().detach()
     last = 0.08 * (0.02 / 0.08) ** (63 / 64)
     assert deviations.tolist() == pytest.approx([last] * 5, rel=1e-4)
@@ -189,7 +188,13 @@ def test_reseed_takes_what_pruning_keeps():
         network[2].bias.fill_(1.5)
     prior = prior_for(network)
     still = dict.fromkeys(("rate_theta", "rate_log_sigma2", "rate_means"), 0.0)
-    fit(network, problem(), (Phase(name="p", epochs=1, tau2=0.1, reseed=True, **still),), n_data=256, prior=prior)
+    fit(
+        network,
+        problem(),
+        (Phase(name="p", epochs=1, tau2=0.1, reseed=True, **still),),
+        n_data=256,
+        terms=(Divergence(), prior),
+    )
     assert 1 <= prior.means.min() < prior.means.max() <= 2
 
 
@@ -207,13 +212,13 @@ def test_distillation_asks_for_the_teachers_outputs():
 def test_distillation_is_a_share_of_the_loss():
     network, teacher = build(variational=False), build(seed=3, variational=False).eval()
     batch = next(iter(problem(32, 32)))
-    logits, wanted = network(batch[0]), F.softmax(teacher(batch[0]) / 4, 1)
+    logits, wanted = network(batch.inputs), F.softmax(teacher(batch.inputs) / 4, 1)
     soft = -(wanted * F.log_softmax(logits / 4, 1)).sum(1).mean() * 16
-    expected = 0.7 * F.cross_entropy(logits, batch[1]) + 0.3 * soft
+    expected = 0.7 * F.cross_entropy(logits, batch.targets) + 0.3 * soft
     recorder = Recorder()
     phase = Phase(name="p", epochs=1, noise=False, distillation=0.3, distillation_temperature=4.0)
     fit(network, [batch], (phase,), n_data=32, teacher=teacher, watcher=recorder)
-    assert recorder.epochs[0].nll == pytest.approx(expected.item(), rel=1e-5)
+    assert recorder.epochs[0].parts["data"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_weight_decay_shrinks_weights():
@@ -246,7 +251,7 @@ def test_a_rate_too_large_stops_instead_of_going_on():
 
 def test_an_interrupted_run_leaves_full_shapes():
     class Interrupting(Watcher):
-        def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+        def on_epoch(self, stats: EpochStats, course) -> None:
             if stats.epoch == 2:
                 assert network[0].weight.numel() < 12 * 16
                 raise KeyboardInterrupt
@@ -279,13 +284,13 @@ def test_compaction_computes_fewer_weights_and_reports_them():
 @pytest.mark.parametrize(
     ("phase", "message"),
     [
-        (Phase(name="p", tau2=0.1), "p: τ₂ weighs a mixture prior; there is none"),
+        (Phase(name="p", tau2=0.1), "p: the phase has the term mixture, and the training was given none"),
         (Phase(name="p", distillation=0.5), "p: distillation needs the pretrained network"),
     ],
 )
 def test_what_a_phase_needs_and_has_not(phase, message):
     with pytest.raises(RecipeError, match=message):
-        fit(build(), problem(), (phase,), n_data=256)
+        fit(build(), problem(), (phase,), n_data=256, terms=())
 
 
 def test_priors_need_gaussian_weights():
@@ -320,7 +325,7 @@ class Stream(IterableDataset):
 def test_count_examples():
     inputs, targets = torch.zeros(13, 2), torch.zeros(13, dtype=torch.long)
     data = TensorDataset(inputs, targets)
-    assert count_examples(Batches(inputs, targets, 4)) == 13
+    assert count_examples(ResidentBatches(inputs, targets, 4)) == 13
     assert count_examples(DataLoader(data, batch_size=4, shuffle=True)) == 13
     assert count_examples(DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(6)))) == 6
     assert count_examples(DataLoader(Stream(), batch_size=4)) == 13
@@ -371,7 +376,7 @@ def test_a_network_that_fails_on_the_data_is_named_with_the_phase():
             fit(build(), [batch], [Phase(name="vd", tau1=1.0)], n_data=32)
     with pytest.raises(TrainingError, match="evaluation"):
         evaluate(build(), [(inputs[:, :3], targets)])
-    narrow = Batches(inputs[:, :3], targets, 8, shuffle=True)
+    narrow = ResidentBatches(inputs[:, :3], targets, 8, shuffle=True)
     with pytest.raises(TrainingError, match="distillation"):
         fit(build(), narrow, [Phase(distillation=0.5)], n_data=32, teacher=build(variational=False))
 
@@ -397,7 +402,7 @@ def test_distillation_of_outputs_in_sequences_is_that_of_their_rows():
             loss=lambda outputs, targets: F.cross_entropy(outputs.flatten(0, -2), targets),
             watcher=recorder,
         )
-        losses.append(recorder.epochs[0].nll)
+        losses.append(recorder.epochs[0].parts["data"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -418,7 +423,7 @@ def test_distillation_of_images_runs_over_their_classes():
     ours, theirs = (net(inputs).detach() / 2 for net in (network, teacher))
     expected = -(theirs.softmax(1) * ours.log_softmax(1)).sum(1).mean() * 4
     fit(network, [(inputs, targets)], [Phase(distillation=1.0)], n_data=2, teacher=teacher, watcher=recorder)
-    assert recorder.epochs[0].nll == pytest.approx(expected.item(), rel=1e-5)
+    assert recorder.epochs[0].parts["data"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 class TwoInTwoOut(torch.nn.Module):
@@ -443,7 +448,7 @@ def test_several_inputs_targets_and_outputs():
     batches = [((left, right), (classes, torch.zeros(64)))]
     recorder = Recorder()
     fit(network, batches, [Phase("l2", epochs=30, rate_theta=1e-2)], n_data=64, loss=loss, watcher=recorder)
-    assert recorder.epochs[-1].nll < 0.7 * recorder.epochs[0].nll
+    assert recorder.epochs[-1].parts["data"] < 0.7 * recorder.epochs[0].parts["data"]
     assert count_examples(batches) == 64
     with pytest.raises(DataError, match="2 tensors"):
         evaluate(network, batches)

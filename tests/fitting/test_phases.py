@@ -6,7 +6,7 @@ import pytest
 
 from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
-from bayeszip.fitting.steps import dials_at
+from bayeszip.variational import MixturePrior
 
 
 def test_rates_are_table_3s():
@@ -38,6 +38,7 @@ def test_what_is_refused(values, message):
 
 def test_components_are_tightened_or_held():
     tightened, held = Phase(std_first=0.1, std_last=0.001), Phase(std_first=0.1)
-    assert [dials_at(tightened, done).std for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.01, 0.001])
-    assert [dials_at(held, done).std for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.1, 0.1])
-    assert dials_at(Phase(std_last=0.001), 0.5).std == 0
+    prior = MixturePrior()
+    assert [prior.dials(tightened, done)[1] for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.01, 0.001])
+    assert [prior.dials(held, done)[1] for done in (0, 0.5, 1)] == pytest.approx([0.1, 0.1, 0.1])
+    assert len(prior.dials(Phase(std_last=0.001), 0.5)) == 1

@@ -6,21 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from bayeszip.data import Batches
-from bayeszip.fitting import Phase, Watcher, fit
+from bayeszip.fitting import Phase, ResidentBatches, Watcher, fit
 from bayeszip.fitting import loop as fitting_loop
 from bayeszip.fitting import recorded as recorded_steps
 from bayeszip.fitting.recorded import can_be_recorded
-from bayeszip.variational import MixturePrior, to_variational
+from bayeszip.variational import Divergence, MixturePrior, to_variational
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def data(device: str) -> Batches:
+def data(device: str) -> ResidentBatches:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(330, 12, generator=generator)
     targets = inputs[:, :4].argmax(dim=1)
-    return Batches(inputs.to(device), targets.to(device), 32, shuffle=True, seed=1)
+    return ResidentBatches(inputs.to(device), targets.to(device), 32, shuffle=True, seed=1)
 
 
 def trained(device: str, noise: bool) -> tuple[nn.Module, MixturePrior]:
@@ -34,7 +33,7 @@ def trained(device: str, noise: bool) -> tuple[nn.Module, MixturePrior]:
             "second", epochs=3, noise=noise, tau2=0.1, rate_theta=1e-2, rate_means=1e-2, std_first=0.1, std_last=0.05
         ),
     ]
-    fit(network, data(device), phases, n_data=330, prior=prior)
+    fit(network, data(device), phases, n_data=330, terms=(Divergence(), prior))
     return network, prior
 
 
@@ -57,13 +56,13 @@ def test_every_replay_draws_noise_of_its_own():
         def __init__(self) -> None:
             self.seen: list[float] = []
 
-        def on_epoch(self, stats, network, prior) -> None:
-            self.seen.append(stats.nll)
+        def on_epoch(self, stats, course) -> None:
+            self.seen.append(stats.parts["data"])
 
     network = nn.Sequential(nn.Linear(12, 4)).cuda()
     to_variational(network, log_sigma2=1.0)
     # All rows are alike and nothing is trained, so that the noise alone makes the epochs differ.
-    alike = Batches(torch.ones(320, 12).cuda(), torch.zeros(320, dtype=torch.int64).cuda(), 32, shuffle=True)
+    alike = ResidentBatches(torch.ones(320, 12).cuda(), torch.zeros(320, dtype=torch.int64).cuda(), 32, shuffle=True)
     losses = Losses()
     phase = Phase("noise", epochs=4, rate_theta=0.0, rate_log_sigma2=0.0)
     fit(network, alike, [phase], n_data=320, watcher=losses)

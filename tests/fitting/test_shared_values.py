@@ -1,5 +1,7 @@
 """Shared values: the gradient against autograd through a gather, and training with assignments fixed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -131,3 +133,27 @@ def test_shared_modules_and_tied_tensors_of_any_type_come_back_as_they_were(dtyp
         network.first.weight.copy_(torch.from_numpy(quantized(4, 4).dequantize()))
         network.first.bias.copy_(torch.from_numpy(quantized(4, seed=1).dequantize()))
     torch.testing.assert_close(outputs, network(inputs))
+
+
+def test_scales_take_part_in_output_and_gradient():
+    network, tensors = build()
+    tensors["0.weight"] = replace(tensors["0.weight"], scale=QuantizedTensor([1] * 5, np.array([0, 3.0])))
+    tensors["3.weight"] = replace(
+        tensors["3.weight"], axis=1, scale=QuantizedTensor([1, 2, 0, 2, 1], np.array([0, 0.25, 7]))
+    )
+    shared = SharedValues(network, tensors)
+    inputs, targets = torch.randn(16, 6), torch.randint(3, (16,))
+    output = shared(inputs)
+    F.cross_entropy(output, targets).backward()
+
+    values = torch.tensor(CODEBOOK[1:], requires_grad=True)
+    full = torch.cat([torch.zeros(1), values])
+    weights = {name: full[torch.from_numpy(t.symbols.astype(np.int64))] for name, t in tensors.items()}
+    weights["0.weight"] = weights["0.weight"] * 3
+    weights["3.weight"] = weights["3.weight"] * torch.tensor([0.25, 7, 0, 7, 0.25])
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(weights[name].detach().numpy(), tensor.dequantize())
+    expected = torch.func.functional_call(network, weights, (inputs,))
+    torch.testing.assert_close(output, expected)
+    F.cross_entropy(expected, targets).backward()
+    torch.testing.assert_close(shared.values.grad, values.grad, rtol=1e-5, atol=1e-7)

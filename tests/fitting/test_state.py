@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bayeszip.data import Batches
 from bayeszip.errors import CheckpointError, DataError
-from bayeszip.fitting import EpochStats, Fitting, Phase, Watcher
+from bayeszip.fitting import EpochStats, Fitting, Phase, ResidentBatches, Watcher
 from bayeszip.fitting import loop as fitting_loop
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
 from bayeszip.fitting.state import (
@@ -22,7 +21,7 @@ from bayeszip.fitting.state import (
     random_state,
     snapshot,
 )
-from bayeszip.variational import MixturePrior, to_variational
+from bayeszip.variational import Divergence, MixturePrior, to_variational
 
 PHASES = (
     Phase(name="plain", epochs=1, noise=False, rate_theta=1e-3),
@@ -44,7 +43,7 @@ class Recorder(Watcher):
         self.epochs: list[EpochStats] = []
         self.compacted = False
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course) -> None:
         self.epochs.append(stats)
         self.compacted |= stats.weights_computed < 12 * 16 + 16 * 3 + 19
 
@@ -52,20 +51,21 @@ class Recorder(Watcher):
 def build(batches) -> Fitting:
     torch.manual_seed(0)
     random.seed(0)
-    network = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+    first, last = nn.Linear(12, 16), nn.Linear(16, 3)
+    network = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), last)
     teacher = copy.deepcopy(network).eval()
     with torch.no_grad():  # so that there is something to leave out
-        network[0].weight[:, 6:] = 0
-        network[4].weight[:, ::2] = 0
+        first.weight[:, 6:] = 0
+        last.weight[:, ::2] = 0
     to_variational(network, log_sigma2=-7.0)
     return Fitting(
-        network, batches, PHASES, n_data=N, prior=MixturePrior(5, 0.2), teacher=teacher, watcher=Recorder(),
-        validation=[tensors()],
+        network, batches, PHASES, n_data=N, terms=(Divergence(), MixturePrior(5, 0.2)), teacher=teacher,
+        watcher=Recorder(), validation=[tensors()],
     )  # fmt: skip
 
 
-def resident() -> Batches:
-    return Batches(*tensors(), 16, shuffle=True, seed=3)
+def resident() -> ResidentBatches:
+    return ResidentBatches(*tensors(), 16, shuffle=True, seed=3)
 
 
 class Noisy(Dataset):
@@ -82,8 +82,8 @@ class Noisy(Dataset):
 
 LOADERS = {
     "resident": resident,
-    "in order": lambda: Batches(*tensors(), 16),
-    "list": lambda: list(Batches(*tensors(), 16)),
+    "in order": lambda: ResidentBatches(*tensors(), 16),
+    "list": lambda: list(ResidentBatches(*tensors(), 16)),
     "DataLoader, torch's random numbers": lambda: DataLoader(TensorDataset(*tensors()), 16, shuffle=True),
     "DataLoader, its own": lambda: DataLoader(
         TensorDataset(*tensors()), 16, shuffle=True, generator=torch.Generator().manual_seed(2)
@@ -94,12 +94,13 @@ LOADERS = {
 
 def ending(run: Fitting) -> dict:
     """All there is at the end, as one dictionary of tensors."""
-    found = {**module_state(run.network)["tensors"], **module_state(run.problem.prior)["tensors"]}
+    found = {**module_state(run.network)["tensors"], **module_state(run.problem.terms[1])["tensors"]}
     found["random"] = torch.get_rng_state()
     return found
 
 
 def figures(run: Fitting) -> list[tuple]:
+    assert isinstance(run.watcher, Recorder)
     return [tuple(value for name, value in vars(stats).items() if name != "seconds") for stats in run.watcher.epochs]
 
 
@@ -248,7 +249,7 @@ def test_on_a_gpu_it_ends_at_the_same_place_too(monkeypatch, tmp_path, recorded)
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)).cuda()
         to_variational(network)
-        batches = Batches(inputs.cuda(), targets.cuda(), 6, shuffle=True, seed=1)
+        batches = ResidentBatches(inputs.cuda(), targets.cuda(), 6, shuffle=True, seed=1)
         phase = Phase(name="vd", epochs=3, tau1=1.0, rate_theta=1e-2, compact_every=1)
         return Fitting(network, batches, (phase,), n_data=N)
 
@@ -282,8 +283,9 @@ def test_channels_last_weights_keep_their_layout():
     def build_one() -> Fitting:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
-        network, inputs = (thing.to(memory_format=torch.channels_last) for thing in (network, torch.randn(24, 3, 6, 6)))
-        batches = Batches(inputs, torch.arange(24) % 2, 8, shuffle=True)
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub leaves it out
+        inputs = torch.randn(24, 3, 6, 6).to(memory_format=torch.channels_last)
+        batches = ResidentBatches(inputs, torch.arange(24) % 2, 8, shuffle=True)
         phase = Phase(name="p", epochs=2, noise=False, rate_theta=1e-2)
         return Fitting(network, batches, (phase,), n_data=24)
 

@@ -5,8 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from bayeszip.data import Batches
-from bayeszip.fitting import Phase, fit
+from bayeszip.fitting import Phase, ResidentBatches, fit
 from bayeszip.fitting.teacher import Teacher
 
 
@@ -17,10 +16,10 @@ def data():
 
 def test_a_teacher_that_knows_all_rows_answers_as_one_that_is_asked():
     network = nn.Linear(6, 3)
-    batches = Batches(*data(), 16, shuffle=True, seed=1)
+    batches = ResidentBatches(*data(), 16, shuffle=True, seed=1)
     teacher = Teacher(network, batches)
-    for inputs, _ in batches:
-        assert torch.allclose(teacher.outputs(inputs), network(inputs), atol=1e-6)
+    for batch in batches:
+        assert torch.allclose(teacher.outputs(batch), network(batch.inputs), atol=1e-6)
 
 
 def test_rows_are_asked_once():
@@ -31,20 +30,20 @@ def test_rows_are_asked_once():
             Counting.asked += len(inputs)
             return super().forward(inputs)
 
-    batches = Batches(*data(), 16, shuffle=True, seed=1)
+    batches = ResidentBatches(*data(), 16, shuffle=True, seed=1)
     teacher = Teacher(Counting(6, 3), batches)
     asked = Counting.asked
-    for inputs, _ in batches:
-        teacher.outputs(inputs)
+    for batch in batches:
+        teacher.outputs(batch)
     assert Counting.asked == asked <= 101
 
 
 def test_outputs_larger_than_the_inputs_are_not_kept():
-    batches = Batches(*data(), 16, shuffle=True)
+    batches = ResidentBatches(*data(), 16, shuffle=True)
     network = nn.Linear(6, 30)
     teacher = Teacher(network, batches)
-    inputs, _ = next(iter(batches))
-    assert torch.equal(teacher.outputs(inputs), network(inputs))
+    batch = next(iter(batches))
+    assert torch.equal(teacher.outputs(batch), network(batch.inputs))
     assert teacher._outputs is None
 
 
@@ -55,8 +54,8 @@ def test_distillation_from_a_plain_loader_gives_the_same_training():
     trained = []
     for plain in (False, True):
         network = copy.deepcopy(start)
-        batches = Batches(*data(), 20)
-        loader = list(batches) if plain else Batches(*data(), 20)
+        batches = ResidentBatches(*data(), 20)
+        loader = list(batches) if plain else ResidentBatches(*data(), 20)
         fit(network, loader, [phase], n_data=100, teacher=master)
         trained.append(network.weight.detach())
     assert torch.allclose(*trained, atol=1e-6)

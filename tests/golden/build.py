@@ -1,4 +1,4 @@
-"""Writes the golden files of the current format version, once. Files that exist are never touched.
+"""Writes the golden files of all format versions, once. Files that exist are never touched.
 
 python tests/golden/build.py
 """
@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from bayeszip.codec import decode, encode
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import (
+    RAW_DTYPES,
+    CompressedModel,
+    Graph,
+    LogGrid,
+    Node,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+)
 
 HERE = Path(__file__).parent
 NETWORKS = HERE.parent.parent / "benchmarks" / "networks"
@@ -25,6 +34,10 @@ def digest(model: CompressedModel) -> str:
         values = tensor.symbols.astype("<u2") if isinstance(tensor, QuantizedTensor) else tensor.values
         kind = tensor.codebook.tobytes() if isinstance(tensor, QuantizedTensor) else tensor.dtype
         sha.update(repr((name, tensor.shape, kind)).encode() + values.tobytes())
+        if isinstance(tensor, QuantizedTensor) and (tensor.grid or tensor.scale):
+            scale = tensor.scale
+            told = (tensor.axis, scale.grid, scale.codebook.tobytes(), scale.symbols.tolist()) if scale else None
+            sha.update(repr((tensor.grid, told)).encode() + tensor.dequantize().tobytes())
     graph = model.graph
     nodes = [(n.op, n.inputs, n.tensors, sorted(n.attributes.items())) for n in graph.nodes] if graph else None
     sha.update(repr((nodes, (graph.inputs, graph.outputs) if graph else None, model.original_parameters)).encode())
@@ -73,11 +86,54 @@ def models() -> dict[str, CompressedModel]:
     } | {path.stem: decode(path.read_bytes()) for path in sorted(NETWORKS.glob("*.bayz"))}  # fmt: skip
 
 
+def newer_models() -> dict[str, CompressedModel]:
+    """What version 1 can't hold: grids and scales."""
+    gauss = np.random.default_rng(20261116)
+    steps, wide = UniformGrid(0.03125, 15), UniformGrid(float(np.float32(0.001)), 700)
+    ratios = LogGrid(0.125, float(np.float32(2**0.25)), 24)
+    scales = LogGrid(float(np.float32(0.01)), 1.1875, 32, signed=False)
+
+    def symbols(shape: tuple[int, ...], size: int, density: float = 1.0) -> np.ndarray:
+        return gauss.integers(1, size, shape) * (gauss.random(shape) < density)
+
+    def scale(count: int, grid: LogGrid = scales) -> QuantizedTensor:
+        return QuantizedTensor.on_grid(symbols((count,), grid.size), grid)
+
+    graph = Graph(1, (Node("linear", (0,), ("fc.weight", "fc.bias")), Node("relu", (1,))), (2,))
+    return {
+        "step": CompressedModel({"w": QuantizedTensor.on_grid(symbols((6, 5), 15, 0.7), steps)}),
+        "ratio": CompressedModel({"w": QuantizedTensor.on_grid(symbols((4, 9), 24), ratios)}),
+        "scaled": CompressedModel(
+            {
+                "fc.weight": QuantizedTensor(symbols((7, 5), 5, 0.4), CODEBOOK, None, scale(7)),
+                "fc.bias": QuantizedTensor(symbols((7,), 5), CODEBOOK),
+            },
+            graph,
+        ),
+        "network": CompressedModel(
+            {
+                "conv1.weight": QuantizedTensor.on_grid(symbols((12, 3, 3, 3), 15, 0.5), steps, scale(12)),
+                "conv1.bias": QuantizedTensor.on_grid(symbols((12,), 700), wide),
+                "conv2.weight": QuantizedTensor.on_grid(symbols((20, 12, 3, 3), 15, 0.1), steps, scale(20)),
+                "conv2.bias": QuantizedTensor.on_grid(symbols((20,), 700, 0.6), wide),
+                "up.weight": QuantizedTensor(symbols((20, 6, 2, 2), 5, 0.5), CODEBOOK, None, scale(6, ratios), 1),
+                "up.bias": RawTensor(gauss.random(6).astype("<f4"), "float32"),
+                "plain.weight": QuantizedTensor(symbols((9, 6), 5, 0.3), CODEBOOK),
+            }
+        ),
+    }
+
+
 def main() -> None:
-    folder = HERE / "v1"
+    write(HERE / "v1", models())
+    write(HERE / "v2", newer_models())
+
+
+def write(folder: Path, models: dict[str, CompressedModel]) -> None:
+    folder.mkdir(exist_ok=True)
     manifest_path = folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
-    for name, model in models().items():
+    for name, model in models.items():
         for label, coder, options in (
             ("context", "context", {}),
             ("csr", "csr-huffman", {}),

@@ -74,6 +74,9 @@ class RMSNorm(nn.Module):
 class LlamaBlock(nn.Module):
     """Rotary positions, fewer heads of keys and values than of queries, a gated feed-forward part."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.before, self.between = RMSNorm(16), RMSNorm(16)
@@ -164,6 +167,8 @@ class Siamese(nn.Module):
 
 class Windows(nn.Module):
     """Swin's attention in shifted windows, with a table of relative positions."""
+
+    places: Tensor
 
     def __init__(self) -> None:
         super().__init__()

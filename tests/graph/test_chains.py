@@ -14,19 +14,20 @@ VALUES = [0.0, -0.75, 0.5, 1.25]
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[nn.Sequential, int]:
     """A few convolutions with pools and activations, flattened into a few linear layers; few weights are not zero."""
-    channels, size, layers = draw(st.integers(1, 3)), 8, []
+    channels, size = draw(st.integers(1, 3)), 8
+    layers: list[nn.Module] = []
     inputs = channels
     for _ in range(draw(st.integers(0, 2))):
         after, kernel, padding = draw(st.integers(1, 5)), draw(st.sampled_from([1, 3])), draw(st.integers(0, 1))
-        mode = draw(st.just("zeros"))
-        layers.append(nn.Conv2d(channels, after, kernel, padding=padding, padding_mode=mode, bias=draw(st.booleans())))
+        layers.append(nn.Conv2d(channels, after, kernel, padding=padding, bias=draw(st.booleans())))
         channels, size = after, size + 2 * padding - kernel + 1
         layers.extend(draw(st.sampled_from([[], [nn.ReLU()], [nn.Tanh()], [nn.ReLU(inplace=True)]])))
         if size >= 4:
-            pools = [[], [nn.MaxPool2d(2)], [nn.AvgPool2d(2)], [nn.AvgPool2d(3, 1, 1)], [nn.MaxPool2d(3, 1, 1)]]
-            pool = draw(st.sampled_from(pools))
-            layers.extend(pool)
-            size = size // 2 if pool and pool[0].kernel_size == 2 else size
+            pools = (None, nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1))
+            pool: nn.MaxPool2d | nn.AvgPool2d | None = draw(st.sampled_from(pools))
+            if pool is not None:
+                layers.append(pool)
+                size = size // 2 if pool.kernel_size == 2 else size
     layers.append(nn.Flatten())
     width = channels * size**2
     for _ in range(draw(st.integers(1, 3))):

@@ -37,6 +37,11 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 as in torchvision, an eighth as wide: widths don't matter to the graph."""
 
+    layer1: nn.Sequential
+    layer2: nn.Sequential
+    layer3: nn.Sequential
+    layer4: nn.Sequential
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 7, 2, 3, bias=False)

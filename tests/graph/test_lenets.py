@@ -45,16 +45,17 @@ class LeNet5(nn.Module):
         return self.fc2(F.relu(self.fc1(x)))
 
 
-def unread(layer: nn.Module, *units: int, block: int = 1) -> None:
+def unread(layer: nn.Linear | nn.Conv2d, *units: int, block: int = 1) -> None:
     """Nothing reads these inputs of a layer."""
     with torch.no_grad():
         for unit in units:
             layer.weight[:, unit * block : (unit + 1) * block] = 0
 
 
-def constant(layer: nn.Module, value: float, *units: int) -> None:
+def constant(layer: nn.Linear | nn.Conv2d, value: float, *units: int) -> None:
     """These outputs of a layer are its bias alone."""
     with torch.no_grad():
+        assert layer.bias is not None
         layer.weight[list(units)] = 0
         layer.bias[list(units)] = value
 

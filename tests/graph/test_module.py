@@ -21,7 +21,7 @@ from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
 
 
 def linear_model(weight: str = "fc.weight", **others: str) -> CompressedModel:
-    tensor = QuantizedTensor(np.ones((3, 4), dtype=np.uint8), [0.0, 2.0])
+    tensor = QuantizedTensor(np.ones((3, 4), dtype=np.uint8), np.array([0.0, 2.0], dtype=np.float32))
     graph = Graph(1, (Node("input", (0,), (), {"shape": (4,)}), Node("linear", (1,), (weight, None))), (2,))
     return CompressedModel({weight: tensor} | dict.fromkeys(others.values(), tensor), graph)
 
@@ -221,6 +221,8 @@ def test_what_cannot_be_followed_is_one_kind_of_error(net):
 
 
 class _Counting(nn.Module):
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(1))

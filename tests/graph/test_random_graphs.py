@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bayeszip import codec
 from bayeszip.errors import BayeszipError, ModelError
 from bayeszip.graph import drop_dead_units, prove_same, to_module
-from bayeszip.graph.rules import RULES
+from bayeszip.graph.families import RULES
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
@@ -83,6 +83,7 @@ class Sketch:
     def emit(self, op: str, *inputs: int, tensors: tuple[str | None, ...] = (), **attributes: AttributeValue) -> int:
         node = Node(op, inputs, tensors, attributes)
         given = [None if name is None else self.tensors[name].shape for name in tensors]
+        RULES[op].check_tensors(node, given)
         shape = RULES[op].shape(node, [self.shapes[each] for each in inputs], given)
         if any(size == 0 for size in shape) or np.prod(np.abs(shape)) > 4000:
             raise ModelError("too large")

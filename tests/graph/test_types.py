@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bayeszip
-from bayeszip import codec, pipeline
+from bayeszip import codec, loading
 from bayeszip.cli import main
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
@@ -23,10 +23,11 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 def image_network(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 5))
+    conv, norm = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6)
+    net = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 5))
     with torch.no_grad():
-        net[0].weight[2] = 0
-        net[1].bias[2] = -1.0
+        conv.weight[2] = 0
+        norm.bias[2] = -1.0
     return net.to(dtype).eval()
 
 
@@ -143,7 +144,7 @@ def test_exports_take_a_type(tmp_path):
     assert result.compressed.tensors["0.weight"].shape[0] == 5
     for options, expected in (({}, torch.bfloat16), ({"dtype": "float16"}, torch.float16)):
         for dense, channels in ((False, 5), (True, 6)):
-            pipeline.export(file, tmp_path / "net.safetensors", dense=dense, **options)
+            loading.export(file, tmp_path / "net.safetensors", dense=dense, **options)
             tensors = load_file(tmp_path / "net.safetensors")
             assert {each.dtype for each in tensors.values() if each.is_floating_point()} == {expected}
             assert tensors["0.weight"].shape[0] == channels

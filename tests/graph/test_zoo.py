@@ -3,8 +3,10 @@
 import copy
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -18,6 +20,10 @@ from bayeszip.graph import dense_state, load_into, to_module
 from bayeszip.graph.onnx import to_onnx
 from bayeszip.tensors import CompressedModel
 
+Network = TypeVar("Network", bound=nn.Module)
+#: What a module's attribute is to a type checker that doesn't know which module it is.
+Attribute = Tensor | nn.Module | None
+
 
 @dataclass
 class Case:
@@ -30,21 +36,23 @@ class Case:
     name: str = ""
 
 
-def zero(tensor: Tensor, *index: object) -> None:
+def zero(tensor: Attribute, *index: int | list[int] | slice) -> None:
     """Plant zeros."""
-    with torch.no_grad():
-        tensor[index] = 0.0
+    fill(tensor, 0.0, *index)
 
 
-def fill(tensor: Tensor, value: float, *index: object) -> None:
+def fill(tensor: Attribute, value: float, *index: int | list[int] | slice) -> None:
+    assert isinstance(tensor, Tensor)
     with torch.no_grad():
         tensor[index] = value
 
 
-def trained_like(net: nn.Module) -> nn.Module:
+def trained_like(net: Network) -> Network:
     """Statistics and scales of norms as training leaves them, a third of the weights pruned."""
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
             module.running_mean.normal_(0, 0.3)
             module.running_var.uniform_(0.5, 2)
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm):
@@ -143,17 +151,17 @@ class Bottleneck(nn.Module):
 
 
 def resnet_basic() -> Case:
-    net = nn.Sequential()
-    net.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-    net.one, net.two = Basic(8, 8), Basic(8, 12, 2)
-    net.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5))
-    trained_like(net)
-    zero(net.one.conv2.weight, slice(None), [0, 1])  # two inner channels, unread
-    zero(net.two.bn1.weight, [3])  # an inner channel, constant and negative
-    fill(net.two.bn1.bias, -1.0, 3)
-    for reader in (net.one.conv1, net.two.conv1, net.two.shortcut[0]):  # a channel of the stream that nobody reads
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    one, two = Basic(8, 8), Basic(8, 12, 2)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5))
+    net = trained_like(nn.Sequential(OrderedDict(stem=stem, one=one, two=two, head=head)))
+    zero(one.conv2.weight, slice(None), [0, 1])  # two inner channels, unread
+    zero(two.bn1.weight, [3])  # an inner channel, constant and negative
+    fill(two.bn1.bias, -1.0, 3)
+    assert isinstance(two.shortcut, nn.Sequential)
+    for reader in (one.conv1, two.conv1, two.shortcut[0]):  # a channel of the stream that nobody reads
         zero(reader.weight, slice(None), [5])
-    zero(net.head[2].weight, slice(None), [7, 8])  # two of the second stream
+    zero(head[2].weight, slice(None), [7, 8])  # two of the second stream
     return Case(
         net,
         (torch.randn(2, 3, 8, 8),),
@@ -164,17 +172,16 @@ def resnet_basic() -> Case:
 
 
 def resnet_bottleneck() -> Case:
-    net = nn.Sequential()
-    net.one, net.two = Bottleneck(3, 4, 12), Bottleneck(12, 6, 12)
-    net.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3))
-    trained_like(net)
-    zero(net.two.body[3].weight, [2])  # a constant in the middle of the block, negative before its ReLU
-    fill(net.two.body[4].running_mean, 1.0, 2)
-    fill(net.two.body[4].bias, 0.0, 2)
+    one, two = Bottleneck(3, 4, 12), Bottleneck(12, 6, 12)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3))
+    net = trained_like(nn.Sequential(OrderedDict(one=one, two=two, head=head)))
+    zero(two.body[3].weight, [2])  # a constant in the middle of the block, negative before its ReLU
+    fill(two.body[4].running_mean, 1.0, 2)
+    fill(two.body[4].bias, 0.0, 2)
     # A unit of the stream that is written by the first block and zero after both: nothing of it arrives.
-    for weight in (net.one.body[7].weight, net.one.body[7].bias, net.two.body[7].weight, net.two.body[7].bias):
+    for weight in (one.body[7].weight, one.body[7].bias, two.body[7].weight, two.body[7].bias):
         zero(weight, [4])
-    zero(net.one.shortcut.weight, [4])
+    zero(one.shortcut.weight, [4])
     return Case(
         net,
         (torch.randn(2, 3, 6, 6),),
@@ -203,15 +210,17 @@ def mobilenet() -> Case:
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
     )  # fmt: skip
     trained_like(net)
-    zero(net[3].body[6].weight, slice(None), [0, 1])  # unread
-    zero(net[3].body[3].weight, [2])  # the depthwise filter is zero, the norm makes it negative
-    fill(net[3].body[4].running_mean, 1.0, 2)
-    fill(net[3].body[4].bias, 0.0, 2)
-    zero(net[3].body[0].weight, [3])  # zero from the start, and its norm negative, but padding keeps it zero
-    fill(net[3].body[1].bias, -2.0, 3)
-    fill(net[3].body[1].running_mean, 0.0, 3)
-    fill(net[3].body[4].bias, -2.0, 3)
-    fill(net[3].body[4].running_mean, 0.0, 3)
+    inverted = net[3]
+    assert isinstance(inverted, Inverted)
+    zero(inverted.body[6].weight, slice(None), [0, 1])  # unread
+    zero(inverted.body[3].weight, [2])  # the depthwise filter is zero, the norm makes it negative
+    fill(inverted.body[4].running_mean, 1.0, 2)
+    fill(inverted.body[4].bias, 0.0, 2)
+    zero(inverted.body[0].weight, [3])  # zero from the start, and its norm negative, but padding keeps it zero
+    fill(inverted.body[1].bias, -2.0, 3)
+    fill(inverted.body[1].running_mean, 0.0, 3)
+    fill(inverted.body[4].bias, -2.0, 3)
+    fill(inverted.body[4].running_mean, 0.0, 3)
     zero(net[7].weight, slice(None), [1])
     return Case(
         net,
@@ -378,6 +387,8 @@ def transformer() -> Case:
 
 
 class Block(nn.Module):
+    mask: Tensor
+
     def __init__(self, width: int, heads: int, *, packed: bool, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
@@ -424,7 +435,8 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def plant_in_block(block: Block, *, packed: bool) -> None:
+def plant_in_block(block: nn.Module) -> None:
+    assert isinstance(block, Block)
     zero(block.out.weight, slice(None), [0, 1, 2])
     zero(block.fc.weight, [3, 4])
     zero(block.fc.bias, [3])
@@ -435,7 +447,7 @@ def plant_in_block(block: Block, *, packed: bool) -> None:
 def gpt() -> Case:
     net = trained_like(GPT())
     for block in net.blocks:
-        plant_in_block(block, packed=block.packed)
+        plant_in_block(block)
     return Case(
         net,
         (torch.randint(0, 20, (2, 7)),),
@@ -465,7 +477,7 @@ class ViT(nn.Module):
 def vit() -> Case:
     net = trained_like(ViT())
     for block in net.blocks:
-        plant_in_block(block, packed=True)
+        plant_in_block(block)
     return Case(
         net,
         (torch.randn(2, 3, 8, 8),),
@@ -475,7 +487,7 @@ def vit() -> Case:
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], *, bidirectional: bool, use_hidden: bool) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, bidirectional: bool, use_hidden: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(12, 8)
         self.rnn = kind(8, 10, num_layers=2, batch_first=True, bidirectional=bidirectional)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeszip import pipeline
+from bayeszip import compressing
 from bayeszip.recipe import recipe
 from bayeszip.record import file_figures, write_record
 from bayeszip.report import Contents, gather
@@ -29,7 +29,7 @@ def finished(tmp_path_factory) -> FinishedRun:
     batches = list(zip(images.split(24), classes.split(24), strict=True))
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 2))
-    result = pipeline.compress(
+    result = compressing.compress(
         network,
         batches,
         val_loader=batches,
@@ -38,5 +38,5 @@ def finished(tmp_path_factory) -> FinishedRun:
         pretrain=True,
         watcher=SnapshotRecorder(folder / SNAPSHOTS),
     )
-    write_record(folder, result, file_figures(result.network(), result.blob, batches))
+    write_record(folder, result, file_figures(result.network(), result.description, batches))
     return FinishedRun(folder, folder / "net.bayz", gather(folder / "net.bayz", folder))

@@ -42,7 +42,9 @@ def test_curves_have_only_what_was_measured(finished):
     sizes = [(n, stats.bytes) for n, stats in enumerate(contents.run.history, start=1) if stats.bytes is not None]
     curve = contents.curve("size", "bytes")
     assert list(zip(curve.epochs, curve.values, strict=True)) == sizes
-    assert len(contents.curve("data", "nll").values) == len(contents.run.history)
+    parts = contents.parts_of_loss()
+    assert [part.label for part in parts] == ["data", "divergence", "mixture"]
+    assert len(parts[0].values) == len(contents.run.history)
 
 
 def test_the_file_is_among_the_points(finished):

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bayeszip.errors import printable
 from bayeszip.report.markup import Markup, element, join
-from bayeszip.summary import printable
 
 
 class Seen(HTMLParser):

@@ -177,6 +177,17 @@ def test_many_tensors_fit_into_one_bar(tmp_path):
     assert all(f">t{i}</td>" in text for i in range(80))
 
 
+def test_the_page_says_where_values_are_in_units(tmp_path, finished):
+    said = "are in units of their layer or channel"
+    scale = QuantizedTensor(np.array([1, 1]), np.array([0, 20], np.float32))
+    tensor = QuantizedTensor(np.array([[0, 1], [1, 0]]), np.array([0, 1.5], np.float32), scale=scale)
+    (tmp_path / "net.bayz").write_bytes(codec.encode(CompressedModel({"w": tensor})))
+    text = page(gather(tmp_path / "net.bayz"))
+    checked(text)
+    assert said in text
+    assert said not in page(finished.contents)
+
+
 def test_a_picture_of_it_is_in_the_readme():
     path = "docs/report-lenet-5.png"
     assert (ROOT / path).read_bytes().startswith(b"\x89PNG")

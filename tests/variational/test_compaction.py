@@ -9,6 +9,7 @@ from torch import nn
 from bayeszip.models import LeNet5, LeNet300
 from bayeszip.variational import to_stock, to_variational, variational_weights
 from bayeszip.variational.compaction import compact, expand
+from bayeszip.variational.layers import VariationalLayer
 
 LIMIT = 2.944
 CASES = {
@@ -42,7 +43,7 @@ def zeroed(network: nn.Module) -> nn.Module:
     twin = copy.deepcopy(network)
     with torch.no_grad():
         for layer in twin.modules():
-            if getattr(layer, "weight_log_sigma2", None) is None:
+            if not isinstance(layer, VariationalLayer) or layer.weight_log_sigma2 is None:
                 continue
             dead = layer.weight_log_sigma2.flatten(2) >= 5 if layer.weight.dim() > 2 else layer.weight_log_sigma2 >= 5
             dead = dead.reshape(*layer.weight.shape[:2], -1).all(dim=2)

@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call, vmap
 
 from bayeszip.variational import to_variational, variational_weights
 
@@ -32,51 +31,38 @@ def exact():
     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def leaves(members, batch, channels, size, outputs, kernel, noisy=True, bias=True, noisy_bias=True):
-    """Inputs, θ, log σ², bias and its log σ² of some networks; None for what is left out."""
+def leaves(batch, channels, size, outputs, kernel, bias=True, noisy_bias=True):
+    """Inputs, θ, log σ², bias and its log σ²; None for what is left out."""
 
     def normal(*shape):
-        return torch.randn(members, *shape, device=DEVICE).requires_grad_()
+        return torch.randn(*shape, device=DEVICE).requires_grad_()
 
     weight = (outputs, channels, *kernel)
     return [
         normal(batch, channels, *size),
         normal(*weight),
-        normal(*weight) if noisy else None,
+        normal(*weight),
         normal(outputs) if bias else None,
-        normal(outputs) if bias and noisy and noisy_bias else None,
+        normal(outputs) if bias and noisy_bias else None,
     ]
 
 
 def expected(given, geometry, ratio):
     """The output by torch's convolutions, with the noise that `ratio` = ε / 2√variance tells of."""
     rest = (geometry.stride, geometry.padding, geometry.dilation)
-    outputs = []
-    for member in range(len(given[0])):
-        x, theta, log_sigma2, bias, bias_log_sigma2 = (None if part is None else part[member] for part in given)
-        output = F.conv2d(x, theta, bias, *rest)
-        if log_sigma2 is not None:
-            of_bias = None if bias_log_sigma2 is None else bias_log_sigma2.exp()
-            deviation = (F.conv2d(x.square(), log_sigma2.exp(), of_bias, *rest) + FLOOR).sqrt()
-            noise = (2 * ratio[member] * deviation).detach()
-            output = output + noise * deviation
-        outputs.append(output)
-    return torch.stack(outputs)
+    x, theta, log_sigma2, bias, bias_log_sigma2 = given
+    of_bias = None if bias_log_sigma2 is None else bias_log_sigma2.exp()
+    deviation = (F.conv2d(x.square(), log_sigma2.exp(), of_bias, *rest) + FLOOR).sqrt()
+    noise = (2 * ratio * deviation).detach()
+    return F.conv2d(x, theta, bias, *rest) + noise * deviation
 
 
 CASES = {
-    "convolution": {"members": 2, "batch": 3, "channels": 2, "size": (9, 8), "outputs": 5, "kernel": (3, 2)},
-    "strided, padded, dilated": {
-        "members": 1,
-        "batch": 5,
-        "channels": 3,
-        "size": (7, 7),
-        "outputs": 4,
-        "kernel": (3, 3),
-    },
-    "linear": {"members": 3, "batch": 70, "channels": 40, "size": (1, 1), "outputs": 33, "kernel": (1, 1)},
+    "convolution": {"batch": 3, "channels": 2, "size": (9, 8), "outputs": 5, "kernel": (3, 2)},
+    "strided, padded, dilated": {"batch": 5, "channels": 3, "size": (7, 7), "outputs": 4, "kernel": (3, 3)},
+    "linear": {"batch": 70, "channels": 40, "size": (1, 1), "outputs": 33, "kernel": (1, 1)},
+    "one of all": {"batch": 1, "channels": 1, "size": (1, 1), "outputs": 1, "kernel": (1, 1)},
     "wide, its bias without noise": {
-        "members": 2,
         "batch": 30,
         "channels": 1,
         "size": (9, 8),
@@ -84,39 +70,22 @@ CASES = {
         "kernel": (5, 5),
         "noisy_bias": False,
     },
-    "without bias": {
-        "members": 2,
-        "batch": 3,
-        "channels": 1,
-        "size": (9, 8),
-        "outputs": 5,
-        "kernel": (5, 5),
-        "bias": False,
-    },
-    "without noise": {
-        "members": 2,
-        "batch": 3,
-        "channels": 2,
-        "size": (9, 8),
-        "outputs": 5,
-        "kernel": (3, 2),
-        "noisy": False,
-    },
+    "without bias": {"batch": 3, "channels": 1, "size": (9, 8), "outputs": 5, "kernel": (5, 5), "bias": False},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients(name):
-    from bayeszip.variational.gpu_layers import Geometry, _Layer
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
 
     more = ((2, 1), (1, 2), (1, 2)) if name.startswith("strided") else ()
     geometry = Geometry(CASES[name]["kernel"], *more)
     given = leaves(**CASES[name])
-    output, ratio, *_ = _Layer.apply(*given, geometry, FLOOR, None)
-    if given[2] is not None:
-        # From places × columns to the form of outputs.
-        members, batch, outputs, height, width = output.shape
-        ratio = ratio[..., :outputs].view(members, batch, height, width, outputs).movedim(4, 2)
+    output = sample_by_patches(*given, geometry, FLOOR)
+    ratio = output.grad_fn.saved_tensors[-1]
+    # From places × columns to the form of outputs.
+    batch, outputs, height, width = output.shape
+    ratio = ratio[:, :outputs].view(batch, height, width, outputs).movedim(3, 1)
     reference = expected(given, geometry, ratio)
     torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
     pull = torch.randn_like(output)
@@ -128,32 +97,16 @@ def test_outputs_and_gradients(name):
 
 
 def test_noise_is_standard_normal_and_new_each_time():
-    from bayeszip.variational.gpu_layers import Geometry, sampled
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
 
     x = torch.ones(100, 1, 1, 1, device=DEVICE)
     theta, log_sigma2 = torch.zeros(50, 1, 1, 1, device=DEVICE), torch.zeros(50, 1, 1, 1, device=DEVICE)
-    draws = [sampled(x, theta, log_sigma2, None, None, Geometry(), FLOOR) for _ in range(2)]
+    draws = [sample_by_patches(x, theta, log_sigma2, None, None, Geometry(), FLOOR) for _ in range(2)]
     for draw in draws:
         assert abs(float(draw.mean())) < 0.06
         assert abs(float(draw.std()) - 1) < 0.05
         assert abs(float((draw**4).mean()) - 3) < 0.5
     assert abs(float((draws[0] * draws[1]).mean())) < 0.06
-
-
-def test_many_networks_by_vmap():
-    from bayeszip.variational.gpu_layers import Geometry, plain, sampled
-
-    x, theta, log_sigma2, bias, _ = leaves(3, 4, 2, (6, 6), 5, (3, 3))
-    geometry = Geometry((3, 3))
-    noisy = vmap(lambda *parts: sampled(*parts, None, geometry, FLOOR), randomness="different")
-    noisy(x, theta, log_sigma2, bias).square().sum().backward()
-    assert all(part.grad.abs().sum() > 0 for part in (x, theta, log_sigma2, bias))
-    for shared in (False, True):
-        each = vmap(lambda i, w, b: plain(i, w, b, geometry), in_dims=(None if shared else 0, 0, 0))
-        output = each(x[0] if shared else x, theta, bias)
-        for member in range(3):
-            alone = F.conv2d(x[0 if shared else member], theta[member], bias[member])
-            torch.testing.assert_close(output[member], alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -165,12 +118,12 @@ def calls(monkeypatch):
 
     def counted(*arguments):
         seen.append(len(arguments))
-        return sampled(*arguments)
+        return original(*arguments)
 
-    sampled = gpu_layers.sampled
-    monkeypatch.setattr(gpu_layers, "sampled", counted)
+    original = gpu_layers.sample_by_patches
+    monkeypatch.setattr(gpu_layers, "sample_by_patches", counted)
     if INTERPRETED:
-        monkeypatch.setattr(layers, "on_triton", lambda tensor, batched=False: True)
+        monkeypatch.setattr(layers, "on_triton", lambda tensor: True)
     return seen
 
 
@@ -186,24 +139,6 @@ def test_layers_use_it(calls):
     assert len(calls) == 2
     network(inputs).sum().backward()
     assert all(weight.log_sigma2.grad is not None for weight in variational_weights(network))
-
-
-def test_layers_of_many_networks_use_it(calls):
-    network = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 5)).to(DEVICE)
-    to_variational(network, log_sigma2=-40.0)
-    network.train()
-    rows = {name: torch.stack([p.detach(), p.detach() + 0.1]) for name, p in network.named_parameters()}
-    inputs = torch.randn(2, 4, 1, 4, 4, device=DEVICE)
-
-    def one(parameters, batch):
-        return functional_call(network, parameters, (batch,))
-
-    together = vmap(one, randomness="different")(rows, inputs)
-    assert len(calls) == 2
-    network.eval()
-    for member in range(2):
-        alone = one({name: part[member] for name, part in rows.items()}, inputs[member])
-        torch.testing.assert_close(together[member], alone, rtol=1e-3, atol=2e-3)
 
 
 def test_what_it_is_not_for_is_left_to_torch(calls):
@@ -223,32 +158,30 @@ def test_what_it_is_not_for_is_left_to_torch(calls):
     assert len(calls) == 1
 
 
-def test_it_has_no_second_derivative():
-    from bayeszip.variational.gpu_layers import Geometry, sampled
+def test_channels_that_come_last_are_left_to_torch(calls):
+    layer = torch.nn.Conv2d(2, 4, 3).to(DEVICE)
+    to_variational(layer)
+    inputs = torch.randn(5, 2, 6, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    output = layer.train()(inputs)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert not calls
 
-    given = leaves(1, 3, 2, (4, 4), 2, (3, 3))
-    output = sampled(*given, Geometry((3, 3)), FLOOR)
+
+def test_it_keeps_no_patches():
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
+
+    given = leaves(3, 2, (6, 6), 2, (3, 3))
+    output = sample_by_patches(*given, Geometry((3, 3)), FLOOR)
+    kept = output.grad_fn.saved_tensors
+    own = [part.data_ptr() for part in given]
+    assert [tensor.numel() for tensor in kept if tensor.data_ptr() not in own] == [3 * 4 * 4 * 4]
+
+
+def test_it_has_no_second_derivative():
+    from bayeszip.variational.gpu_layers import Geometry, sample_by_patches
+
+    given = leaves(3, 2, (4, 4), 2, (3, 3))
+    output = sample_by_patches(*given, Geometry((3, 3)), FLOOR)
     (slope,) = torch.autograd.grad(output.square().sum(), given[1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
-
-
-def test_adam_is_torchs():
-    from bayeszip.variational.gpu_kernels import adam_step
-
-    values = torch.randn(2, 1500, device=DEVICE)
-    rows = [row.clone().requires_grad_() for row in values]
-    rates, decay = torch.tensor([0.1, 0.2], device=DEVICE), torch.tensor([0.0, 0.3], device=DEVICE)
-    optimizers = [
-        torch.optim.Adam([row], lr=float(rate), weight_decay=float(weight))
-        for row, rate, weight in zip(rows, rates, decay, strict=True)
-    ]
-    first, second = torch.zeros_like(values), torch.zeros_like(values)
-    for step in range(1, 4):
-        gradient = torch.randn_like(values)
-        corrections = tuple(torch.tensor(part, device=DEVICE) for part in (1 - 0.9**step, (1 - 0.999**step) ** 0.5))
-        adam_step(values, gradient, first, second, rates, decay, corrections, (0.9, 0.999), 1e-8)
-        for row, optimizer, its in zip(rows, optimizers, gradient, strict=True):
-            row.grad = its.clone()
-            optimizer.step()
-    torch.testing.assert_close(values, torch.stack([row.detach() for row in rows]), rtol=1e-4, atol=1e-5)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from bayeszip.variational import VariationalLayer, to_stock, to_variational, variational_weights
-from bayeszip.variational.layers import standard_normal_like
+from bayeszip.variational.layers import Live
+from bayeszip.variational.sampling import standard_normal_like
 
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 4), (3, 6)),
@@ -87,6 +88,24 @@ def test_transpose_takes_an_output_size():
     assert torch.equal(layer.eval()(inputs, [8, 8]), stock(inputs, [8, 8]))
 
 
+def test_channels_stay_last_in_compacted_layers():
+    layer = variational(lambda: nn.Conv2d(6, 8, 3, padding=1, bias=False)).train()
+    rows, columns = torch.tensor([0, 3, 4, 7]), torch.tensor([1, 2, 5])
+    layer.live = Live(rows, columns, layer.weight.shape)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data[rows][:, columns].contiguous(memory_format=torch.channels_last)
+    inputs = torch.randn(2, 6, 5, 5)
+    last = inputs.contiguous(memory_format=torch.channels_last).requires_grad_()
+    output = layer(last)
+    (slope,) = torch.autograd.grad(output.square().sum(), last)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert slope.is_contiguous(memory_format=torch.channels_last)
+    dead = [row for row in range(8) if row not in rows]
+    assert not output[:, dead].any()
+    layer.noise = False
+    torch.testing.assert_close(layer(last), layer(inputs))
+
+
 def test_embedding_rows_are_gaussian_and_padding_is_silent():
     layer = variational(lambda: nn.Embedding(5, 3, padding_idx=2))
     tokens = torch.tensor([[0, 2], [4, 0]])
@@ -113,6 +132,93 @@ def test_gradients_of_the_sampled_output():
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (inputs,))
 
     assert torch.autograd.gradcheck(output, (inputs, *layer.parameters()), eps=1e-5, atol=1e-3, rtol=1e-3)
+
+
+def output_and_gradients(layer: VariationalLayer, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """With the same noise each time."""
+    torch.manual_seed(1)
+    inputs = inputs.detach().requires_grad_()
+    output = layer(inputs)
+    pull = torch.randn(output.shape, dtype=output.dtype)
+    return [output, *torch.autograd.grad((output * pull).sum(), [inputs, *layer.parameters()])]
+
+
+def by_autograd(layer: VariationalLayer, inputs: torch.Tensor, monkeypatch) -> list[torch.Tensor]:
+    """The same with all that autograd keeps."""
+    with monkeypatch.context() as patch:
+        patch.setattr(type(layer), "_as_product", lambda self, *inputs: None)
+        return output_and_gradients(layer, inputs)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_keeps_little_is_what_autograd_computes(name, monkeypatch):
+    build, shape = LAYERS[name]
+    layer = variational(build).double().train()
+    inputs = torch.randn(shape, dtype=torch.float64)
+    ours = output_and_gradients(layer, inputs)
+    for our, their in zip(ours, by_autograd(layer, inputs, monkeypatch), strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
+    keeps_little = "_SampleProduct" in ours[0].grad_fn.name()
+    assert keeps_little == (not name.startswith("linear") and "unbatched" not in name)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+def test_padding_that_is_longer_on_one_side_is_left_to_torch():
+    layer = variational(lambda: nn.Conv2d(2, 2, (2, 3), padding="same")).train()
+    output, *gradients = output_and_gradients(layer, torch.randn(2, 2, 5, 5))
+    assert output.shape == (2, 2, 5, 5)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 28, 28), (0, 1, 5, 5), (2, 1, 5, 6)])
+def test_a_padding_set_later_counts(shape, monkeypatch):
+    layer = variational(lambda: nn.Conv2d(1, 2, 3, bias=False)).train()
+    layer.padding = (2, 1)
+    ours = output_and_gradients(layer, torch.randn(shape))
+    for our, their in zip(ours, by_autograd(layer, torch.randn(shape), monkeypatch), strict=True):
+        assert our.shape == their.shape
+
+
+def test_linear_layers_on_a_cpu_compute_in_the_order_that_files_were_made_with():
+    layer = variational(lambda: nn.Linear(300, 100)).train()
+    inputs = torch.randn(64, 300)
+    ours = output_and_gradients(layer, inputs)
+    torch.manual_seed(1)
+    inputs.requires_grad_()
+    mean = nn.functional.linear(inputs, layer.weight, layer.bias)
+    variances = layer.weight_log_sigma2.exp(), layer.bias_log_sigma2.exp()
+    deviation = (nn.functional.linear(inputs.square(), *variances) + 1e-8).sqrt()
+    output = mean + deviation * standard_normal_like(deviation)
+    theirs = torch.autograd.grad((output * torch.randn_like(output)).sum(), [inputs, *layer.parameters()])
+    for our, their in zip(ours, [output, *theirs], strict=True):
+        assert torch.equal(our, their)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_layers_sample_too(backend):
+    layer = variational(lambda: nn.Conv2d(2, 3, 3)).train()
+    inputs = torch.randn(2, 2, 5, 5)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    compiled(inputs).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
+    assert not torch.equal(compiled(inputs), compiled(inputs))
+
+
+def test_many_networks_by_vmap():
+    layer = variational(lambda: nn.Conv2d(1, 2, 3)).train()
+    rows = {name: torch.stack([p.detach(), p.detach() + 1]) for name, p in layer.named_parameters()}
+    inputs = torch.randn(4, 1, 5, 5)
+
+    def one(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(layer, parameters, (inputs,))
+
+    with torch.no_grad():
+        draws = [torch.func.vmap(one, randomness="different")(rows) for _ in range(2)]
+        layer.noise = False
+        means = torch.func.vmap(one)(rows)
+    assert not torch.equal(*draws)
+    first, second = draws[0] - means
+    assert abs(float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])) < 0.5
 
 
 def test_gradient_is_finite_where_the_variance_is_zero():
@@ -155,15 +261,3 @@ def test_stock_state_dicts_load_and_keep_log_sigma2():
     assert torch.equal(other.weight_log_sigma2, before)
     with pytest.raises(RuntimeError, match="size mismatch"):
         layer.load_state_dict(nn.Linear(4, 2).state_dict())
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (256, 300)])
-def test_noise_follows_torchs_seed(shape):
-    like = torch.zeros(shape)
-    torch.manual_seed(3)
-    first, second = standard_normal_like(like), standard_normal_like(like)
-    torch.manual_seed(3)
-    assert torch.equal(standard_normal_like(like), first)
-    assert first.shape == shape
-    assert first.numel() == 0 or not torch.equal(first, second)
-    assert standard_normal_like(like.double()).dtype == torch.float64

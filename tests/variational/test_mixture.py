@@ -1,16 +1,21 @@
 """The mixture prior: start values of the paper, both ways to its sum and gradients, and what phases do to it."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from bayeszip.variational import MixturePrior
-from bayeszip.variational import mixture as mixture_module
+from bayeszip.fitting import Phase
+from bayeszip.fitting.state import load_module_state, module_state
+from bayeszip.variational import MixturePrior, mixture_sum, to_variational, variational_weights
 from bayeszip.variational.distributions import log_gamma_density, log_mixture
-from bayeszip.variational.mixture import NODE_SPACING, Components, log_mixture_sum
+from bayeszip.variational.mixture import MixtureStart
+from bayeszip.variational.mixture_sum import NODE_SPACING, Components, log_mixture_sum
 
 
 def test_start_values_are_table_3s():
@@ -70,15 +75,15 @@ def exact_gradients(theta: torch.Tensor, components: Components) -> tuple[float,
     """Σ log GM and its gradients in θ, μ, log λ, log π by autograd through the definition, in float64."""
     tensors = [tensor.detach().double().requires_grad_() for tensor in (theta, *components)]
     value = log_mixture(*tensors).sum()
-    value.backward()
-    return value.item(), [tensor.grad for tensor in tensors]
+    return value.item(), list(torch.autograd.grad(value, tensors))
 
 
-def fast_gradients(theta: torch.Tensor, components: Components, method: str) -> tuple[float, list[torch.Tensor]]:
+def fast_gradients(
+    theta: torch.Tensor, components: Components, method: mixture_sum.Method
+) -> tuple[float, list[torch.Tensor]]:
     tensors = [tensor.detach().clone().requires_grad_() for tensor in (theta, *components)]
     value = log_mixture_sum(tensors[:1], Components(*tensors[1:]), method)
-    value.backward()
-    return value.item(), [tensor.grad.double() for tensor in tensors]
+    return value.item(), [gradient.double() for gradient in torch.autograd.grad(value, tensors)]
 
 
 @st.composite
@@ -175,8 +180,8 @@ def test_gradients_are_float64_finite_differences():
 
 def test_auto_takes_the_grid_where_it_pays(monkeypatch):
     taken = []
-    on_grid = mixture_module._on_grid
-    monkeypatch.setattr(mixture_module, "_on_grid", lambda *args: taken.append(args[2]) or on_grid(*args))
+    on_grid = mixture_sum._on_grid
+    monkeypatch.setattr(mixture_sum, "_on_grid", lambda *args: taken.append(args[2]) or on_grid(*args))
     theta, components = trained_case()
     log_mixture_sum([theta], components)
     assert len(taken) == 1
@@ -188,10 +193,10 @@ def test_auto_takes_the_grid_where_it_pays(monkeypatch):
 
 def test_memory_is_not_weights_times_components(monkeypatch):
     widths = []
-    evaluate = mixture_module._evaluate
-    monkeypatch.setattr(mixture_module, "_evaluate", lambda p, c: widths.append(p.numel() * 17) or evaluate(p, c))
+    evaluate = mixture_sum._evaluate
+    monkeypatch.setattr(mixture_sum, "_evaluate", lambda p, c: widths.append(p.numel() * 17) or evaluate(p, c))
     log_mixture_sum([torch.randn(300_000)], MixturePrior(17, 1.0).components(), "exact")
-    assert max(widths) <= mixture_module.CHUNK
+    assert max(widths) <= mixture_sum.CHUNK
     assert sum(widths) == 300_000 * 17
 
 
@@ -265,3 +270,143 @@ def test_reseed_places_components_at_quantiles():
     before = prior.means.clone()
     prior.reseed(torch.zeros(0))
     assert torch.equal(prior.means, before)
+
+
+RESEED = Phase(name="sws", tau2=1.0, reseed=True)
+
+
+def layered(factor: float = 20.0, units: str = "layer") -> tuple[nn.Module, tuple, MixturePrior]:
+    """Two layers alike, but that the weights of the second are so many times larger."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(30, 40), nn.Linear(40, 30)
+    network = nn.Sequential(first, nn.ReLU(), second)
+    with torch.no_grad():
+        first.weight.normal_(0, 0.05)
+        second.weight.copy_(factor * first.weight.T)
+    to_variational(network, log_sigma2=-20.0)
+    weights = tuple(variational_weights(network))
+    return network, weights, MixturePrior.start(network, MixtureStart(components=9, zero_proportion=0.5, units=units))
+
+
+def units_of(prior: MixturePrior) -> dict[str, float]:
+    return dict(prior.frozen().units)
+
+
+def test_units_are_sizes_of_layers_and_leave_the_whole_at_its_size():
+    _, weights, prior = layered()
+    assert units_of(prior) == {}  # until a phase begins with reseed
+    prior.begin(Phase(name="sws", tau2=1.0), weights)
+    assert units_of(prior) == {}
+    prior.begin(RESEED, weights)
+    units = units_of(prior)
+    assert set(units) == {"0.weight", "2.weight"}
+    assert units["2.weight"] / units["0.weight"] == pytest.approx(20, rel=1e-3)
+    prior.begin(RESEED, weights[::2])  # without biases, which have no units
+    units = units_of(prior)
+    whole = torch.cat([weight.theta.detach().flatten() for weight in weights[::2]])
+    seen = torch.cat([(weight.theta.detach() / units[weight.name]).flatten() for weight in weights[::2]])
+    assert seen.square().mean().item() == pytest.approx(whole.square().mean().item(), rel=2e-3)
+    assert all(float(np.float16(unit)) == unit for unit in units.values())
+
+
+def test_tensors_without_survivors_and_tiny_or_huge_ones_have_units_that_half_precision_holds():
+    network, weights, prior = layered()
+    with torch.no_grad():
+        network[0].weight.zero_()
+    prior.begin(RESEED, weights)
+    assert prior.units.tolist()[0] == 1
+    with torch.no_grad():
+        network[0].weight.fill_(1e-12)
+        network[0].weight_log_sigma2.fill_(-80)
+    prior.begin(RESEED, weights)
+    assert prior.units.tolist()[0] == 2**-14
+    with torch.no_grad():
+        for weight in weights:
+            weight.theta.zero_()
+    prior.begin(RESEED, weights)
+    assert prior.units.tolist() == [1, 1]
+
+
+NORMS = [
+    nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.InstanceNorm2d(3), nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.RMSNorm(3)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+def test_networks_with_norms_have_units_by_themselves(norm):
+    network = nn.Sequential(nn.Linear(4, 3), nn.Sequential(norm), nn.Linear(3, 2))
+    to_variational(network)
+    assert MixturePrior.start(network, None).units.tolist() == [1, 1]
+    assert MixturePrior.start(network, MixtureStart(units="network")).units is None
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    to_variational(plain)
+    assert MixturePrior.start(plain, None).units is None
+    assert MixturePrior.start(plain, MixtureStart(units="layer")).units.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["cost", "add_gradients"])
+def test_cost_and_gradients_in_units_are_those_of_the_plain_formula(way, dtype):
+    """−τ Σ log GM(θ/u), by autograd in float64."""
+    network, weights, prior = layered()
+    prior.begin(RESEED, weights)
+    network.to(dtype)
+    units, tau = units_of(prior), 0.3
+    if way == "cost":
+        value = prior.cost(weights, tau)[0]
+        value.backward()
+    else:
+        value = prior.add_gradients(weights, tau)[0]
+    thetas = [weight.theta.detach().double().requires_grad_() for weight in weights]
+    components = [part.detach().double().requires_grad_() for part in prior.components()]
+    seen = [theta / units.get(weight.name, 1.0) for theta, weight in zip(thetas, weights, strict=True)]
+    expected = -tau * log_mixture(torch.cat([part.flatten() for part in seen]), *components).sum()
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-4)
+    rtol = 2e-2 if dtype == torch.bfloat16 else 1e-3
+    for theta, weight in zip(thetas, weights, strict=True):
+        assert weight.theta.grad.dtype == dtype
+        size = theta.grad.abs().max().item()
+        torch.testing.assert_close(weight.theta.grad.double(), theta.grad, rtol=rtol, atol=rtol * size)
+    torch.testing.assert_close(prior.means.grad.double(), components[0].grad[1:], rtol=1e-3, atol=1e-2)
+
+
+def test_units_of_one_are_no_units_bit_for_bit():
+    for factor in (1.0, 20.0):
+        (network, weights, prior), (other, others, plain) = layered(factor), layered(factor, "network")
+        one, two = prior.add_gradients(weights, 0.3), plain.add_gradients(others, 0.3)
+        assert one == two
+        for a, b in zip(
+            (*network.parameters(), *prior.parameters()), (*other.parameters(), *plain.parameters()), strict=True
+        ):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or torch.equal(a.grad, b.grad)
+        assert all(torch.equal(prior.keeps(a), plain.keeps(b)) for a, b in zip(weights, others, strict=True))
+
+
+def test_the_scale_of_a_layer_makes_no_difference_in_units():
+    """Up to the common factor by which the size of the whole changes."""
+    found = []
+    for factor in (1.0, 16.0):
+        _, weights, prior = layered(factor)
+        weights = weights[::2]  # without biases, which have no units
+        prior.begin(RESEED, weights)
+        size = math.sqrt((1 + factor**2) / 2)
+        prior.tighten(0.004 * size)
+        found.append((prior.means.detach() / size, [prior.keeps(weight) for weight in weights]))
+    (means, kept), (others, others_kept) = found
+    torch.testing.assert_close(means, others, rtol=2e-3, atol=0)
+    for one, other in zip(kept, others_kept, strict=True):
+        assert 0 < one.sum() < one.numel()
+        assert (one == other).float().mean() > 0.995
+    assert (kept[0].float().mean() - kept[1].float().mean()).abs() < 0.005
+
+
+def test_units_are_saved_loaded_and_copied_with_the_term():
+    network, weights, prior = layered()
+    prior.begin(RESEED, weights)
+    loaded = MixturePrior.start(network, MixtureStart(components=9, zero_proportion=0.5, units="layer"))
+    load_module_state(loaded, copy.deepcopy(module_state(prior)))
+    for other in (loaded, copy.deepcopy(prior)):
+        assert units_of(other) == units_of(prior) != {}
+        assert torch.equal(other.cost(weights, 0.1)[0], prior.cost(weights, 0.1)[0])

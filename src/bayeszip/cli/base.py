@@ -16,9 +16,11 @@ from bayeszip import __version__
 from bayeszip.errors import BayeszipError, Interrupted, RecipeError
 
 __all__ = [
+    "AugmentOption",
     "DataOption",
     "DeviceOption",
     "FileArgument",
+    "JobsOption",
     "JsonOption",
     "ModelArgument",
     "OutputOption",
@@ -45,13 +47,32 @@ INTERRUPTED = 128 + signal.SIGINT
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .bayz file.", show_default=False)]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="lenet-300-100, lenet-5, or module:factory.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="lenet-300-100, lenet-5, resnet-8, resnet-20, resnet-20-4, vgg-16, or module:factory.",
+        show_default=False,
+    ),
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)]
 DataOption = Annotated[
-    str, typer.Option("--data", help="mnist, idx:FOLDER (four IDX files), or module:function that returns loaders.")
+    str,
+    typer.Option(
+        "--data",
+        help="mnist, cifar10, cifar10:FOLDER, idx:FOLDER (IDX files), or module:function that returns loaders.",
+    ),
+]
+AugmentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--augment",
+        metavar="HOW",
+        help="Change training images at random, each time anew: shift=2 (pixels), flip (left to right), affine=10 or "
+        "affine=10/0.1/0.1 (degrees/scale/shear), joined by commas.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="How many runs to train at a time, each in its own process.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 RecipeOption = Annotated[str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")]
 WeightsOption = Annotated[

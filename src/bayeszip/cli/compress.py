@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayeszip.cli.base import (
+    AugmentOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -26,10 +27,10 @@ from bayeszip.errors import RecipeError, TargetError
 
 if TYPE_CHECKING:
     from bayeszip.fitting import Watcher
-    from bayeszip.fitting.batches import Batches
-    from bayeszip.pipeline import Result
+    from bayeszip.fitting.batches import Loader
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
+    from bayeszip.result import Result
 
 __all__ = ["compress"]
 
@@ -85,6 +86,7 @@ def compress(
         str | None,
         typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
     ] = None,
+    augment: AugmentOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -103,10 +105,11 @@ def compress(
 
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
-    from bayeszip import models, pipeline
+    from bayeszip import compressing, models
+    from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_weights
+    from bayeszip.loaders import load_data, load_test, load_weights
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
@@ -121,15 +124,17 @@ def compress(
     checkpoints = (
         None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
     )
-    target = pipeline.resolve_device(device)
-    network = pipeline.build_seeded(model, seed)
+    target = resolve_device(device)
+    network = models.build_seeded(model, seed)
     if weights is not None:
         load_weights(network, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
-    with _missed_is_recorded(run, loaders.test), _watched(chosen, pretrain, run, log) as watcher:
-        result = pipeline.compress(
+    # Now, so that what is wrong with it is known before the training, of which it is no part.
+    test = load_test(data, device=target)
+    with _missed_is_recorded(run, test), _watched(chosen, pretrain, run, log) as watcher:
+        result = compressing.compress(
             network,
             loaders.train,
             val_loader=loaders.validation,
@@ -144,8 +149,9 @@ def compress(
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
+            augment=augment,
         )
-    _deliver(result, loaders.test, output, run, as_json)
+    _deliver(result, test, output, run, as_json)
     leave()
 
 
@@ -160,14 +166,14 @@ def _check_places(output: Path, run: Path | None) -> None:
             create_folder(run)
 
 
-def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, as_json: bool) -> None:
+def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, as_json: bool) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
 
     if not is_main_process():
         return
-    figures = file_figures(result.network(), result.blob, test)
+    figures = file_figures(result.network(), result.description, test)
     result.save(output)
     if run is not None:
         write_record(run, result, figures)
@@ -179,7 +185,7 @@ def _deliver(result: "Result", test: "Batches", output: Path, run: Path | None, 
 
 
 @contextlib.contextmanager
-def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
+def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays in the folder of the run."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
@@ -191,7 +197,7 @@ def _missed_is_recorded(run: Path | None, test: "Batches") -> Iterator[None]:
         result = error.result
         if run is None or not isinstance(result, Result) or not is_main_process():
             raise
-        write_record(run, result, file_figures(result.network(), result.blob, test))
+        write_record(run, result, file_figures(result.network(), result.description, test))
         raise TargetError(f"{error}. What was reached is in {run}", result) from error
 
 

@@ -36,14 +36,14 @@ def evaluate(
 
     `bayeszip evaluate net.bayz --data mnist --json`
     """
-    from bayeszip import models, pipeline
-    from bayeszip.loaders import load_data
+    from bayeszip import codec, loading, models
+    from bayeszip.devices import resolve_device
+    from bayeszip.loaders import load_test
     from bayeszip.record import file_figures
 
-    target = pipeline.resolve_device(device)
-    network = pipeline.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
-    loaders = load_data(data, batch_size=1000, seed=0, device=target)
-    figures = file_figures(network, read_file(file), loaders.test)
+    target = resolve_device(device)
+    network = loading.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
+    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target))
     if as_json:
         typer.echo(json.dumps(figures))
     else:

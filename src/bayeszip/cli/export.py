@@ -32,9 +32,9 @@ def export(
 
     `bayeszip export net.bayz net.onnx --dtype float16`
     """
-    from bayeszip import pipeline
+    from bayeszip import loading
     from bayeszip.files import check_writable
 
     check_writable(target)
-    pipeline.export(file, target, dense=dense, dtype=dtype)
+    loading.export(file, target, dense=dense, dtype=dtype)
     typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")

@@ -31,19 +31,17 @@ def pack(
 
     `bayeszip pack weights.safetensors -o net.bayz --components 32`
     """
-    from bayeszip import codec, pipeline
+    from bayeszip import packing
     from bayeszip.files import check_writable
     from bayeszip.loaders import read_weights
     from bayeszip.recipe import Coding
     from bayeszip.summary import description_dict
 
     check_writable(output)
-    result = pipeline.pack(
-        read_weights(weights), components=components, max_error=max_error, coding=Coding(coder=coder)
-    )
+    result = packing.pack(read_weights(weights), components=components, max_error=max_error, coding=Coding(coder=coder))
     result.save(output)
     if as_json:
-        typer.echo(json.dumps(description_dict(codec.describe(result.blob))))
+        typer.echo(json.dumps(description_dict(result.description)))
     else:
         typer.echo(result.report())
         typer.echo(f"written to {output}")

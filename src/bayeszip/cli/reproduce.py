@@ -1,59 +1,108 @@
 """`bayeszip reproduce`."""
 
-import importlib
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from bayeszip.cli.base import DeviceOption, command
-from bayeszip.errors import DataError
+from bayeszip.cli.base import DeviceOption, JobsOption, command
+from bayeszip.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    from bayeszip.experiments import Experiment
 
 __all__ = ["reproduce"]
 
-EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
-
 
 class What(StrEnum):
-    """What of the paper to reproduce."""
+    """What can be reproduced."""
 
     table = "table"
     figure = "figure"
+    ablation = "ablation"
+    choice = "choice"
+    quick = "quick"
+    targets = "targets"
 
 
 @command
 def reproduce(
-    what: Annotated[What, typer.Argument(help="The paper's table, or its figure.", show_default=False)],
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [table: 5, figure: 1].")] = None,
-    device: DeviceOption = "auto",
+    what: Annotated[
+        What | None, typer.Argument(help="The paper's table or figure, or an experiment of ours.", show_default=False)
+    ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option("--again", metavar="DIR", help="Train the runs, and keep records and files in DIR."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="FIRST:END", help="Such as 10:15, or one number [as published].")
+    ] = None,
+    jobs: JobsOption = 1,
     only: Annotated[str, typer.Option(help="Only runs whose name contains this, such as lenet-5 or vd+sws.")] = "",
-    epochs_scale: Annotated[
-        float | None, typer.Option(help="Factor on all epochs but pretraining's, for a trial.")
-    ] = None,
-    together: Annotated[
-        int | None, typer.Option(min=1, help="Networks trained at once, as one batched model [32 on a GPU].")
-    ] = None,
-    render_only: Annotated[bool, typer.Option("--render-only", help="Only render pages from the records.")] = False,
+    epochs_scale: Annotated[float, typer.Option(help="Factor on all epochs, for a trial.")] = 1.0,
+    device: DeviceOption = "auto",
+    render: Annotated[
+        bool, typer.Option("--render", help="Write RESULTS.md, the README's tables and the pictures from the records.")
+    ] = False,
 ) -> None:
-    """Run the paper's experiments again, and render RESULTS.md and the figure from their records.
+    """Show the experiments that the repository has records of, or run them again.
 
-    Runs that have their record in results/ are not repeated: what was stopped is taken up again. Needs a checkout of
-    the repository; a GPU takes minutes, a CPU hours.
+    With --again each run is trained by `compress` as anyone runs it. Runs that have their record in DIR are not
+    repeated: what was stopped, the same command takes up. On a GPU several jobs share it through NVIDIA's Multi-Process
+    Service, which is started for them where it is installed.
 
     **Examples**
 
     `bayeszip reproduce table`
 
-    `bayeszip reproduce figure --only vd+sws --device cuda`
+    `bayeszip reproduce table --again again --seeds 10:15 --jobs 12 --device cuda`
+
+    `bayeszip reproduce table --again trial --only lenet-300-100-vd --epochs-scale 0.05 --jobs 2`
     """
-    if not (EXPERIMENTS / "render.py").exists():
-        raise DataError("the experiments are in the repository, not in the package; clone it, and run this there")
-    sys.path.insert(0, str(EXPERIMENTS))
-    options = [f"--device={device}", f"--only={only}"]
-    given = {"seeds": seeds, "epochs-scale": epochs_scale, "together": together}
-    options += [f"--{name}={value}" for name, value in given.items() if value is not None]
-    if not render_only:
-        importlib.import_module(what.value).main(options)
-    importlib.import_module("render").main()
+    from bayeszip.experiments import EXPERIMENTS
+    from bayeszip.experiments.pages import checkout
+    from bayeszip.experiments.pages import render as render_pages
+    from bayeszip.experiments.plan import parse_seeds
+    from bayeszip.experiments.records import read
+
+    if render:
+        if what is not None or again is not None:
+            raise RecipeError("--render writes all pages from the committed records; give nothing else with it")
+        render_pages(checkout())
+        return
+    if what is None:
+        for known in EXPERIMENTS.values():
+            typer.echo(f"bayeszip reproduce {known.name:<10} {known.question}")
+        return
+    experiment = EXPERIMENTS[what.value]
+    if again is None:
+        if seeds is not None or epochs_scale != 1 or jobs != 1:
+            raise RecipeError("--seeds, --jobs and --epochs-scale are for runs that are trained; add --again DIR")
+        folder = checkout() / "results" / experiment.name
+        names = [name for name in read(folder) if only in name]
+        if not names:
+            raise DataError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
+        _show(experiment, folder, names)
+        typer.echo(f"\n{len(names)} runs, from their records in {folder}; to train them yourself, add --again DIR")
+        return
+    from bayeszip.experiments.runner import carry_out
+
+    runs = experiment.runs(parse_seeds(seeds) if seeds else None, only, epochs_scale)
+    carry_out(experiment, runs, again, jobs=jobs, device=device)
+    _show(experiment, again / experiment.name, [run.name for run in runs])
+    typer.echo(f"\nrecords and files are in {again / experiment.name}")
+
+
+def _show(experiment: "Experiment", folder: Path, names: list[str]) -> None:
+    """The experiment's table of these runs."""
+    from bayeszip.experiments.records import read
+    from bayeszip.experiments.tables import TABLES
+
+    records = read(folder)
+    console = Console()
+    # Where there is no terminal, no column is cut.
+    console = console if console.is_terminal else Console(width=240)
+    for grid in TABLES[experiment.name]([records[name] for name in names]):
+        console.print(grid.terminal())

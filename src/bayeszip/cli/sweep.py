@@ -1,8 +1,9 @@
 """`bayeszip sweep`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 from bayeszip.cli.base import (
     DataOption,
     DeviceOption,
+    JobsOption,
     JsonOption,
     ModelArgument,
     PretrainOption,
@@ -19,18 +21,14 @@ from bayeszip.cli.base import (
     WeightsOption,
     command,
 )
-from bayeszip.errors import RecipeError
+from bayeszip.errors import RecipeError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from bayeszip.loaders import Loaders
     from bayeszip.recipe import Recipe
-    from bayeszip.sweep import Outcome
-
-    Preparation = Callable[[Recipe], tuple[nn.Module, Loaders]]
+    from bayeszip.sweep import Outcome, Plan, SharedStudy
 
 __all__ = ["sweep"]
 
@@ -77,6 +75,7 @@ def sweep(
             "of its bytes; 0: never.",
         ),
     ] = 0.25,
+    jobs: JobsOption = 1,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -84,17 +83,19 @@ def sweep(
     """Compress a network many times under varied settings, and keep the front of error and bytes.
 
     Run the same command again to go on after an interruption, with more --trials to add some, or on further machines at
-    the same time to share the work.
+    the same time to share the work; --jobs runs several trials at a time here. The front is one on validation data; the
+    test set stays sealed, and `bayeszip evaluate` says what a file that was chosen comes to on it.
 
     **Example**
 
     `bayeszip sweep lenet-300-100 --recipe quick --vary all.tau1=0.3:5:log --vary mixture.components=9,17,33 -o sweep`
     """
     from bayeszip import models
+    from bayeszip.devices import local_rank, resolve_device
     from bayeszip.files import create_folder
-    from bayeszip.fitting.launch import local_rank
+    from bayeszip.processes import untouched_device
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.sweep import Plan, front_of, grid_of, open_study, parse_dimensions, work, write_front
+    from bayeszip.sweep import Plan, front_of, parse_dimensions, write_front
 
     if local_rank() is not None:
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
@@ -103,13 +104,16 @@ def sweep(
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     create_folder(folder)
-    plan = Plan(chosen, dimensions, _preparation(model, weights, data, seed, device), pretrain, seed, device, margin)
+    device = untouched_device(device) if jobs > 1 else str(resolve_device(device))
+    plan = Plan(chosen, dimensions, _Preparation(model, weights, data, seed, device), pretrain, seed, device, margin)
     facts = {"model": model, "data": data, "weights": None if weights is None else str(weights), **plan.facts()}
-    place = storage or f"journal:{folder / 'study.journal'}"
-    study = open_study(place, facts, trials=trials, seed=seed, grid=grid_of(dimensions))
+    share = _Share(plan, storage or f"journal:{folder / 'study.journal'}", facts, trials, folder, alone=jobs == 1)
+    study = share.open()
     console = Console(stderr=True)
-    # Where there is no terminal, a line a trial says enough.
-    work(plan, study, folder, lambda outcome: _tell(console, outcome, study.wanted), show=console.is_terminal)
+    if jobs == 1:
+        share.work(study)
+    else:
+        _work_side_by_side(share, jobs, console)
     front = front_of(study)
     for line in write_front(front, folder):
         console.print(line, highlight=False, markup=False)
@@ -123,20 +127,69 @@ def sweep(
         )
 
 
-def _preparation(model: str, weights: Path | None, data: str, seed: int, device: str) -> "Preparation":
+@dataclass(frozen=True)
+class _Preparation:
     """How to make the network and the loaders for a trial."""
-    from bayeszip import pipeline
-    from bayeszip.loaders import load_data, load_weights
 
-    target = pipeline.resolve_device(device)
+    model: str
+    weights: Path | None
+    data: str
+    seed: int
+    device: str
 
-    def prepare(recipe: "Recipe") -> "tuple[nn.Module, Loaders]":
-        network = pipeline.build_seeded(model, seed)
-        if weights is not None:
-            load_weights(network, weights)
-        return network, load_data(data, batch_size=recipe.batch_size, seed=seed, device=target)
+    def __call__(self, recipe: "Recipe") -> "tuple[nn.Module, Loaders]":
+        from bayeszip import models
+        from bayeszip.devices import resolve_device
+        from bayeszip.loaders import load_data, load_weights
 
-    return prepare
+        network = models.build_seeded(self.model, self.seed)
+        if self.weights is not None:
+            load_weights(network, self.weights)
+        device = resolve_device(self.device)
+        return network, load_data(self.data, batch_size=recipe.batch_size, seed=self.seed, device=device)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a process needs to take part in the study."""
+
+    plan: "Plan"
+    storage: str
+    facts: dict[str, Any]
+    trials: int
+    folder: Path
+    alone: bool
+
+    def open(self) -> "SharedStudy":
+        from bayeszip.sweep import grid_of, open_study
+
+        grid = grid_of(self.plan.dimensions)
+        return open_study(self.storage, self.facts, trials=self.trials, seed=self.plan.seed, grid=grid)
+
+    def work(self, study: "SharedStudy") -> None:
+        from bayeszip.sweep import work
+
+        console = Console(stderr=True)
+        # Where there is no terminal, or others write to it too, a line a trial says enough.
+        show = console.is_terminal and self.alone
+        work(self.plan, study, self.folder, lambda outcome: _tell(console, outcome, study.wanted), show=show)
+
+
+def _take_part(share: _Share) -> None:
+    share.work(share.open())
+
+
+def _work_side_by_side(share: _Share, jobs: int, console: Console) -> None:
+    from bayeszip.processes import side_by_side
+
+    def say(message: str) -> None:
+        console.print(message, highlight=False, markup=False)
+
+    stopped = "stopped; trials that are complete stay, and the same command goes on"
+    with side_by_side(_take_part, jobs, share.plan.device, stopped, say) as workers:
+        faults = [outcome.error for outcome in workers.outcomes([share] * jobs) if outcome.error is not None]
+    if faults:
+        raise TrainingError(faults[0])
 
 
 def _tell(console: Console, outcome: "Outcome", trials: int) -> None:

@@ -29,7 +29,7 @@ def verify(
 
     `bayeszip verify net.bayz`
     """
-    from bayeszip import models, pipeline
+    from bayeszip import loading, models
     from bayeszip.loaders import load_weights
 
     if weights is not None and against is None:
@@ -37,7 +37,7 @@ def verify(
     network = None if against is None else models.build(against)
     if network is not None and weights is not None:
         load_weights(network, weights)
-    difference = pipeline.verify(file, against=network)
+    difference = loading.verify(file, against=network)
     if as_json:
         typer.echo(json.dumps({"sound": True, "difference": difference}))
         return

@@ -2,11 +2,12 @@
 
 from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure
 from bayeszip.codec.parts import Description, TensorDescription
-from bayeszip.codec.syntax import Limits
+from bayeszip.limits import Budget, Limits
 
 __all__ = [
     "CODERS",
     "DEFAULT_CODER",
+    "Budget",
     "Description",
     "Limits",
     "TensorDescription",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled
+from bayeszip.codec.compilation import compiled, entry
 from bayeszip.codec.syntax import Truncated
 
 __all__ = ["BitReader", "BitWriter", "get_bits", "put_bits"]
@@ -27,16 +27,16 @@ def get_bits(data: np.ndarray, position: int, width: int) -> int:
     return value
 
 
-@compiled
+@entry
 def _put_all(out: np.ndarray, position: int, values: np.ndarray, width: int) -> int:
     for value in values:
         position = put_bits(out, position, int(value), width)
     return position
 
 
-@compiled
+@entry
 def _get_all(data: np.ndarray, position: int, values: np.ndarray, width: int) -> None:
-    for place in range(values.size):
+    for place in range(len(values)):
         values[place] = get_bits(data, position + place * width, width)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled, prepare
+from bayeszip.codec.compilation import entry, prepare
 
 __all__ = ["crc32c"]
 
@@ -20,7 +20,7 @@ def _table() -> np.ndarray:
 _TABLE = _table()
 
 
-@compiled
+@entry
 def _update(data: np.ndarray, table: np.ndarray) -> int:
     remainder = 0xFFFFFFFF
     for byte in data:

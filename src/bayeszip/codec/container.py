@@ -7,14 +7,12 @@
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
-from bayeszip.codec.compilation import prepare
 from bayeszip.codec.contexts import ContextCoder
 from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
 from bayeszip.codec.paper import PaperCoder
 from bayeszip.codec.parts import Description, Part, TensorDescription, bytes_by_part
 from bayeszip.codec.syntax import (
     ChecksumMismatch,
-    Limits,
     NotBayesZip,
     Reader,
     Truncated,
@@ -22,12 +20,14 @@ from bayeszip.codec.syntax import (
     UnsupportedVersion,
 )
 from bayeszip.errors import FormatError, ModelError
+from bayeszip.limits import Budget, LimitExceeded, Limits
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSION", "decode", "describe", "encode", "inspect", "measure"]
+__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSIONS", "decode", "describe", "encode", "inspect", "measure"]
 
 MAGIC = b"BAYZ"
-VERSION = 1
+#: a file has the lowest version that can say what it says
+VERSIONS = (1, 2)
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _SHORTEST = len(MAGIC) + 1 + _CHECKSUM_BYTES
@@ -67,7 +67,7 @@ def encode(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | 
     """
     blob = _write(model, _coder(coder, options), coder)
     try:
-        decoded, _, _ = _read(blob, _limits_of(model))
+        decoded, _, _ = _read(blob, Budget(Limits.none()))  # what the caller holds as a model, he may have as a file
     except FormatError as error:
         raise ModelError(f"the model doesn't survive coding: {error}") from error
     if not _same(decoded, model):
@@ -80,6 +80,8 @@ def _same(first: CompressedModel, second: CompressedModel) -> bool:
     if outline_of(first) != outline_of(second):
         return False
     for one, other in zip(first.tensors.values(), second.tensors.values(), strict=True):
+        if isinstance(one, QuantizedTensor) and isinstance(other, QuantizedTensor) and one.scale != other.scale:
+            return False
         left, right = (
             (tensor.symbols if isinstance(tensor, QuantizedTensor) else tensor.values).reshape(-1)
             for tensor in (one, other)
@@ -95,25 +97,31 @@ def measure(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int |
     return len(_write(model, _coder(coder, options), coder))
 
 
-def decode(blob: bytes, limits: Limits | None = None) -> CompressedModel:
+def decode(blob: bytes, limits: Limits | Budget | None = None) -> CompressedModel:
     """The model in a file; exactly the one that was encoded.
+
+    Args:
+        limits: what the file may ask for; a budget, where more than decoding is to be charged to it.
 
     Raises:
         FormatError: the file is damaged, malformed, not canonical, or declares more than `limits` allow.
     """
-    return _read(_octets(blob), limits or Limits())[0]
+    return _read(_octets(blob), Budget.of(limits))[0]
 
 
-def describe(blob: bytes, limits: Limits | None = None) -> Description:
+def describe(blob: bytes, limits: Limits | Budget | None = None) -> Description:
     """What a file holds and which part of it takes how many bytes; they add up to `len(blob)`."""
     return inspect(blob, limits)[1]
 
 
-def inspect(blob: bytes, limits: Limits | None = None) -> tuple[CompressedModel, Description]:
+def inspect(blob: bytes, limits: Limits | Budget | None = None) -> tuple[CompressedModel, Description]:
     """What `decode` and `describe` give, the file read once."""
     blob = _octets(blob)
-    model, outline, parts = _read(blob, limits or Limits())
+    model, outline, parts = _read(blob, Budget.of(limits))
     totals = bytes_by_part(parts)
+    of_tensor: dict[str | None, dict[str, int]] = {described.name: {} for described in outline.tensors} | {None: {}}
+    for (tensor, part), count in totals.items():
+        of_tensor[tensor][part] = count
     name = _NAMES[blob[len(MAGIC)] & 0xF]
     return model, Description(
         bytes=len(blob),
@@ -121,7 +129,7 @@ def inspect(blob: bytes, limits: Limits | None = None) -> tuple[CompressedModel,
         coder=name,
         options=_options(CODERS[name][1].of_option(outline.option)),
         original_parameters=outline.original_parameters,
-        parts=_whole_parts(totals, outline),
+        parts=_whole_parts(of_tensor[None], outline),
         tensors=tuple(
             TensorDescription(
                 name=described.name,
@@ -130,19 +138,18 @@ def inspect(blob: bytes, limits: Limits | None = None) -> tuple[CompressedModel,
                 size=described.size,
                 nonzero=model.tensors[described.name].nonzero,
                 symbols=outline.symbols(described),
-                parts={part: count for (tensor, part), count in totals.items() if tensor == described.name},
+                parts=of_tensor[described.name],
             )
             for described in outline.tensors
         ),
     )
 
 
-def _whole_parts(totals: dict[tuple[str | None, str], int], outline: Outline) -> dict[str, int]:
+def _whole_parts(held: dict[str, int], outline: Outline) -> dict[str, int]:
     """The parts of the file as a whole, the header by what it tells."""
     parts: dict[str, int] = {}
-    for (tensor, part), count in totals.items():
-        if tensor is None:
-            parts |= outline_parts(outline) if part == "header" else {part: count}
+    for part, count in held.items():
+        parts |= outline_parts(outline) if part == "header" else {part: count}
     return parts
 
 
@@ -167,29 +174,26 @@ def _coder(name: str, options: dict[str, int | None]) -> Coder:
         raise ModelError(f"the coder {name!r} doesn't know one of the options {sorted(options)}") from error
 
 
-def _limits_of(model: CompressedModel) -> Limits:
-    """Just enough for this model: what the caller could hold as a model, he may have as a file."""
-    outline = outline_of(model)
-    return Limits(outline.elements, outline.memory)
-
-
 def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
     outline = outline_of(model, coder.option)
-    prepare(outline.memory)
-    body = MAGIC + bytes([VERSION << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    body = (
+        MAGIC + bytes([outline.version << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    )
     return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
-def _read(blob: bytes, limits: Limits) -> tuple[CompressedModel, Outline, list[Part]]:
+def _read(blob: bytes, budget: Budget) -> tuple[CompressedModel, Outline, list[Part]]:
     coder_class = _checked_coder(blob)
     end = len(blob) - _CHECKSUM_BYTES
-    source = Reader(blob, len(MAGIC) + 1, end)
-    outline = read_outline(source)
-    limits.check(outline.elements, outline.memory)
-    prepare(outline.memory)
+    source = Reader(blob, len(MAGIC) + 1, end, budget)
+    outline = read_outline(source, version=blob[len(MAGIC)] >> 4)
+    outline.charge(budget, len(blob))
     start = source.position
     parts = [Part(None, "magic", 0, 8 * (len(MAGIC) + 1)), Part(None, "header", 8 * (len(MAGIC) + 1), 8 * start)]
-    tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)
+    try:
+        tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)
+    except MemoryError as error:
+        raise LimitExceeded(f"this machine lacks the {outline.memory} bytes that the file declares") from error
     parts.append(Part(None, "checksum", 8 * end, 8 * len(blob)))
     return CompressedModel(tensors, outline.graph, outline.original_parameters), outline, parts
 
@@ -202,10 +206,10 @@ def _checked_coder(blob: bytes) -> type[Coder]:
         raise Truncated(f"the file has {len(blob)} bytes, fewer than any .bayz file")
     end = len(blob) - _CHECKSUM_BYTES
     version, number = divmod(blob[len(MAGIC)], 16)
-    if version != VERSION:
-        raise UnsupportedVersion(f"the file has format version {version}, this reader knows version {VERSION}")
+    if version not in VERSIONS:
+        raise UnsupportedVersion(f"the file has format version {version}, this reader knows {VERSIONS}")
     if number not in _NAMES:
-        raise UnknownCoder(f"the file uses coder {number}, which doesn't exist in version {VERSION}")
+        raise UnknownCoder(f"the file uses coder {number}, which doesn't exist in version {version}")
     if crc32c(blob[:end]) != int.from_bytes(blob[end:], "little"):
         raise ChecksumMismatch("the checksum doesn't fit: the file is damaged or incomplete")
     return CODERS[_NAMES[number]][1]

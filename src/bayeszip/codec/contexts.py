@@ -4,16 +4,19 @@ Nothing travels that a decoder can find out by itself. A tensor begins with a bi
 then come its density, its lag, its live rows and columns, and its live cells.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from bayeszip.codec.compilation import prepare
 from bayeszip.codec.counting import Counts, code_counted
-from bayeszip.codec.header import Outline, TensorOutline
+from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
-from bayeszip.codec.mixing import Memory, Mixture, code_flags, code_mixed, deepest_levels
+from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels
 from bayeszip.codec.parts import Part
-from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
+from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
@@ -48,6 +51,8 @@ class ContextCoder:
             tensor = model.tensors[described.name]
             if isinstance(tensor, QuantizedTensor):
                 stream.quantized(described, tensor.symbols.reshape(-1))
+                if described.scale is not None and tensor.scale is not None:
+                    stream.quantized(described.scale, tensor.scale.symbols)
             else:
                 stream.raw(described, planes_of(tensor.values, tensor.dtype))
         return encoder.finish()
@@ -62,12 +67,17 @@ class ContextCoder:
         for described in outline.tensors:
             begin = decoder.position
             if described.dtype is None:
-                tensors[described.name] = stream.read_quantized(described)
+                tensor: QuantizedTensor | RawTensor = stream.read_quantized(described)
             else:
-                tensors[described.name] = stream.read_raw(described, described.dtype)
+                tensor = stream.read_raw(described, described.dtype)
             told = max(begin, stream.told)
             parts.append(Part(described.name, "layout", 8 * begin, 8 * told))
             parts.append(Part(described.name, "weights", 8 * told, 8 * decoder.position))
+            if described.scale is not None and isinstance(tensor, QuantizedTensor):
+                begin = decoder.position
+                tensor = scaled(tensor, stream.read_quantized(described.scale), described.axis)
+                parts.append(Part(described.name, "scales", 8 * begin, 8 * decoder.position))
+            tensors[described.name] = tensor
         parts.append(Part(None, "end", 8 * decoder.position, 8 * end))
         decoder.finish()
         return tensors
@@ -87,6 +97,7 @@ class _Stream:
         self.raw_memory: dict[int, RawMemory] = {}
         self.told = 0
         self.shared: dict[int, np.ndarray] = {}
+        self.ranks = -1, _NO_UNITS  # of the codebook that was used last
         self.units = _NO_UNITS
 
     def quantized(self, described: TensorOutline, symbols: np.ndarray) -> None:
@@ -98,33 +109,40 @@ class _Stream:
         view = view_of(described.shape)
         if filled:
             coded = symbols.copy()  # the loops write back what they code
-            translate(coded, _ranks(self._codebook(described)))
+            translate(coded, self._ranks(described))
             self._cells(described, view, self._survey(view, survey_of(coded, view)), coded)
             symbols = coded
         self._remember(described, view, symbols)
 
     def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
-        codebook = self._codebook(described)
-        symbols = np.zeros(described.size, dtype=np.uint8 if codebook.size <= 2**8 else np.uint16)
+        symbols = np.zeros(described.size, dtype=np.uint8 if self.outline.symbols(described) <= 2**8 else np.uint16)
         if symbols.size:
             view = view_of(described.shape)
             if self.coder.bits(0, 1):
-                self._read_filled(described, view, codebook, symbols)
+                self._read_filled(described, view, symbols)
             self._remember(described, view, symbols)
         symbols.flags.writeable = False
-        return QuantizedTensor(symbols.reshape(described.shape), codebook)
+        codebook, grid = self.outline.values(described), self.outline.grid(described)
+        return QuantizedTensor(symbols.reshape(described.shape), codebook, grid)
 
-    def _read_filled(self, described: TensorOutline, view: View, codebook: np.ndarray, symbols: np.ndarray) -> None:
-        if codebook.size == 1:
+    def _read_filled(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
+        if self.outline.symbols(described) == 1:
             raise CorruptPayload("a tensor has weights, but no value for them")
         survey = self._survey(view, None)
         self._cells(described, view, survey, symbols)
         if not symbols.any() or survey_of(symbols, view) != survey:
             raise NotCanonical("a tensor's rows, columns, density or lag are not the ones that its weights show")
-        translate(symbols, np.argsort(_ranks(codebook)))
+        translate(symbols, np.argsort(self._ranks(described)))
 
-    def _codebook(self, described: TensorOutline) -> np.ndarray:
-        return np.frombuffer(self.outline.codebooks[described.codebook or 0], dtype="<f4")
+    def _ranks(self, described: TensorOutline) -> np.ndarray:
+        """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
+        number = described.codebook or 0
+        if self.ranks[0] != number:
+            codebook = self.outline.values(described)
+            ranks = np.zeros(codebook.size, dtype=np.int64)
+            ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
+            self.ranks = number, ranks
+        return self.ranks[1]
 
     def _survey(self, view: View, known: Survey | None) -> Survey:
         """What is said beforehand: the density; the lag, where it isn't known; live rows; live columns."""
@@ -135,10 +153,10 @@ class _Stream:
         rows = known.rows.copy() if known else np.ones(view.rows, dtype=np.uint8)
         columns = known.columns.copy() if known else np.ones(view.columns, dtype=np.uint8)
         if view.flagged:
+            prepare(rows.size + columns.size)
             self.coder.reserve(3 * (rows.size + columns.size))
-            state, buffer = self.coder.state, self.coder.buffer
-            code_flags(state, buffer, rows, _NO_UNITS, 0, self.memory.flags[0])
-            code_flags(state, buffer, columns, self._inputs(view), lag, self.memory.flags[1])
+            self._run(code_flags, rows, _NO_UNITS, 0, self.memory.flags[0], Flags.fresh())
+            self._run(code_flags, columns, self._inputs(view), lag, self.memory.flags[1], Flags.fresh())
         self.told = self.coder.position
         return Survey(rows, columns, density, lag)
 
@@ -154,24 +172,28 @@ class _Stream:
             return np.zeros(view.columns, dtype=np.int64)
         return np.repeat(1 + np.minimum(units, 7), view.columns // units.size)
 
+    def _run(self, loop: Callable[..., Span], *arguments: Any) -> None:
+        """Lets a loop code from where the coder is."""
+        self.coder.span = loop(self.coder.span, self.coder.buffer, self.coder.end, *arguments)
+
     def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
         values = self.outline.symbols(described) - 1
         levels = deepest_levels(values)
+        prepare(int(np.count_nonzero(survey.rows)) * int(np.count_nonzero(survey.columns)))
         if view.mixed(survey.density):
             self.coder.reserve(2 * view.size * (levels + 1) + 16)
-            shared = self.shared.setdefault(described.codebook or 0, np.zeros((1 << levels, 2), dtype=np.int32))
-            model = Mixture.of(view, survey, levels, shared)
-            code_mixed(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, self._busy(view),
-                       view.kernel, survey.lag, self.memory.cells, self.memory.values,
-                       values, levels, model)  # fmt: skip
+            shared = self.shared.setdefault(described.codebook or 0, np.zeros((2, 1 << levels), dtype=np.int32))
+            model = MixingModel.of(view, survey, levels, shared)
+            self._run(code_mixed, symbols, survey.rows, self._busy(view), view.kernel, survey.lag,
+                      self.memory.cells, self.memory.values, values, levels, model)  # fmt: skip
+            shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]
             return
         counts = Counts.of(view, levels)
         rows = max(1, _BLOCK // view.columns)
         for first in range(0, view.rows, rows):
             last = min(first + rows, view.rows)
             self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
-            code_counted(self.coder.state, self.coder.buffer, symbols, survey.rows, survey.columns, first, last,
-                         values, levels, counts)  # fmt: skip
+            self._run(code_counted, symbols, survey.rows, survey.columns, first, last, values, levels, counts)
 
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""
@@ -187,12 +209,12 @@ class _Stream:
         if size not in self.raw_memory:
             self.raw_memory[size] = RawMemory.fresh(size)
         memory = self.raw_memory[size]
+        prepare(8 * planes.size)
         row = described.shape[-1] if len(described.shape) > 1 else 2
         for first in range(0, count, _BLOCK):
             last = min(first + _BLOCK, count)
             self.coder.reserve(16 * size * (last - first) + 16)
-            code_raw(self.coder.state, self.coder.buffer, planes, first, last, row, noise,
-                     memory.evidence, memory.weights)  # fmt: skip
+            self._run(code_raw, planes.reshape(-1), size, first, last, row, noise, memory)
         if not planes.any() or noise_of(planes) != noise:
             raise NotCanonical("a raw tensor's noise is not where it should be")
         return planes
@@ -205,10 +227,3 @@ class _Stream:
         values = from_planes(planes, dtype, held)
         values.flags.writeable = False
         return RawTensor(values.reshape(described.shape), dtype)
-
-
-def _ranks(codebook: np.ndarray) -> np.ndarray:
-    """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
-    ranks = np.zeros(codebook.size, dtype=np.int64)
-    ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
-    return ranks

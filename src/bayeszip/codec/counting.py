@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled
+from bayeszip.codec.compilation import compiled, entry, tabulated
 from bayeszip.codec.evidence import ONE_COUNT, log_count, squash
 from bayeszip.codec.matrix import View
-from bayeszip.codec.rangecoder import code_bit
+from bayeszip.codec.rangecoder import Span, code_bit
 
 __all__ = ["Counts", "code_counted"]
 
@@ -20,23 +20,21 @@ _PRIOR = 8 * ONE_COUNT
 #: a row's score is renewed every 32 cells, those of all columns every 16 rows
 _ROW_PERIOD, _COLUMN_PERIOD = 32, 16
 _SLOWEST = 254
-_RECIPROCALS = np.array([(2 << 16) // (2 * count + 3) for count in range(_SLOWEST + 1)], dtype=np.int64)
+_RECIPROCALS = tabulated(np.array([(2 << 16) // (2 * count + 3) for count in range(_SLOWEST + 1)], dtype=np.int64))
 
 
 class Counts(NamedTuple):
     """The model of one tensor.
 
     Args:
-        cells: the probability of a weight in each context; `cell_counts`: how often it was met, up to 254.
-        values: the probability of a 1 at each node of the tree of values; `value_counts`: as above.
+        cells: for each context 256 × the probability of a weight + how often the context was met, up to 254.
+        values: the same of a 1 at each node of the tree of values.
         columns: weights in each column so far; `scores`: their log-odds against the whole.
         seen: live rows so far, weights so far, cells so far.
     """
 
     cells: np.ndarray
-    cell_counts: np.ndarray
     values: np.ndarray
-    value_counts: np.ndarray
     columns: np.ndarray
     scores: np.ndarray
     seen: np.ndarray
@@ -46,10 +44,8 @@ class Counts(NamedTuple):
         steps = (np.arange(_STEPS, dtype=np.int64) - _STEPS // 2) << _STEP_BITS
         start = np.array([squash(int(score) * 2) for score in steps], dtype=np.int64)
         return cls(
-            cells=np.repeat(start, 4).astype(np.int32),
-            cell_counts=np.zeros(4 * _STEPS, dtype=np.uint8),
-            values=np.full(1 << levels, 1 << 15, dtype=np.int32),
-            value_counts=np.zeros(1 << levels, dtype=np.uint8),
+            cells=np.repeat(start << 8, 4).astype(np.int32),
+            values=np.full(1 << levels, 1 << 15 + 8, dtype=np.int32),
             columns=np.zeros(view.columns, dtype=np.int32),
             scores=np.zeros(view.columns, dtype=np.int16),
             seen=np.zeros(3, dtype=np.int64),
@@ -57,22 +53,18 @@ class Counts(NamedTuple):
 
 
 @compiled
-def _adapt(table: np.ndarray, counts: np.ndarray, place: int, probability: int, bit: int) -> None:
-    """Moves a probability towards `bit`: by halves at first, by 1/255 in the end."""
-    count = int(counts[place])
-    moved = probability + ((((bit << 16) - probability) * int(_RECIPROCALS[count])) >> 16)
-    table[place] = min(max(moved, 8), 65528)
-    if count < _SLOWEST:
-        counts[place] = count + 1
+def _adapted(known: int, bit: int) -> int:
+    """A probability and its count, the former moved towards `bit`: by two thirds at first, by 1/255 in the end."""
+    probability, count = known >> 8, known & 255
+    moved = probability + ((((bit << 16) - probability) * _RECIPROCALS[count]) >> 16)
+    return min(max(moved, 8), 65528) << 8 | (count + 1 if count < _SLOWEST else count)
 
 
 @compiled
-def _renew_columns(model: Counts) -> None:
+def _renew_columns(model: Counts, rows: int, base: int) -> None:
     """The log-odds of all columns, against those of all cells."""
-    rows = int(model.seen[0])
-    base = log_count(int(model.seen[1]) + 1) - log_count(int(model.seen[2]) - int(model.seen[1]) + 1)
-    for column in range(model.columns.size):
-        ones = int(model.columns[column]) * ONE_COUNT
+    for column in range(len(model.columns)):
+        ones = model.columns[column] * ONE_COUNT
         model.scores[column] = _score(ones, rows * ONE_COUNT - ones, base)
 
 
@@ -84,10 +76,11 @@ def _score(ones: int, zeros: int, base: int) -> int:
     return min(max((odds - base) >> 1, -1024), 1023)
 
 
-@compiled
+@entry
 def code_counted(
-    state: np.ndarray,
+    span: Span,
     buffer: np.ndarray,
+    end: int | None,
     symbols: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray,
@@ -96,49 +89,69 @@ def code_counted(
     values: int,
     levels: int,
     model: Counts,
-) -> None:
+) -> Span:
     """Codes the live cells of rows `first` to `last`; `symbols` are ranks of values from 1, and 0 for no weight."""
-    width = columns.size
     for row in range(first, last):
         if not rows[row]:
             continue
-        if int(model.seen[0]) % _COLUMN_PERIOD == 0:
-            _renew_columns(model)
-        base = log_count(int(model.seen[1]) + 1) - log_count(int(model.seen[2]) - int(model.seen[1]) + 1)
-        middle = (base >> 1) + (_STEPS // 2 << _STEP_BITS)
-        ones = cells = score = left = 0
-        for place in range(row * width, min(row * width + width, symbols.size)):
-            column = place - row * width
-            if not columns[column]:
-                continue
-            if cells & (_ROW_PERIOD - 1) == 0:
-                score = middle + _score(ones * ONE_COUNT, (cells - ones) * ONE_COUNT, base)
-            step = (score + int(model.scores[column])) >> _STEP_BITS
-            up = 1 if row and symbols[place - width] else 0
-            context = min(max(step, 0), _STEPS - 1) * 4 + 2 * left + up
-            probability = int(model.cells[context])
-            left = code_bit(state, buffer, probability, 1 if symbols[place] else 0)
-            _adapt(model.cells, model.cell_counts, context, probability, left)
-            cells += 1
-            if left:
-                ones += 1
-                model.columns[column] += 1
-                symbols[place] = 1 + _code_rank(state, buffer, int(symbols[place]) - 1, values, levels, model)
-        model.seen[0] += 1
-        model.seen[1] += ones
-        model.seen[2] += cells
+        live, weights, cells = model.seen[0], model.seen[1], model.seen[2]
+        base = log_count(weights + 1) - log_count(cells - weights + 1)
+        if live % _COLUMN_PERIOD == 0:
+            _renew_columns(model, live, base)
+        span, found, met = _code_row(span, buffer, end, symbols, columns, row, values, levels, model, base)
+        model.seen[0], model.seen[1], model.seen[2] = live + 1, weights + found, cells + met
+    return span
 
 
 @compiled
-def _code_rank(state: np.ndarray, buffer: np.ndarray, rank: int, values: int, levels: int, model: Counts) -> int:
+def _code_row(
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    symbols: np.ndarray,
+    columns: np.ndarray,
+    row: int,
+    values: int,
+    levels: int,
+    model: Counts,
+    base: int,
+) -> tuple[Span, int, int]:
+    """Codes a row; also returns how many weights and how many cells it has."""
+    width = len(columns)
+    start = row * width
+    middle = (base >> 1) + (_STEPS // 2 << _STEP_BITS)
+    ones = cells = score = left = 0
+    for column in range(min(width, len(symbols) - start)):
+        if not columns[column]:
+            continue
+        place = start + column
+        if cells & (_ROW_PERIOD - 1) == 0:
+            score = middle + _score(ones * ONE_COUNT, (cells - ones) * ONE_COUNT, base)
+        step = (score + model.scores[column]) >> _STEP_BITS
+        up = 1 if row and symbols[place - width] else 0
+        context = min(max(step, 0), _STEPS - 1) * 4 + 2 * left + up
+        known = model.cells[context]
+        left, span = code_bit(span, buffer, end, known >> 8, 1 if symbols[place] else 0)
+        model.cells[context] = _adapted(known, left)
+        cells += 1
+        if left:
+            ones += 1
+            model.columns[column] += 1
+            rank, span = _code_rank(span, buffer, end, symbols[place] - 1, values, levels, model.values)
+            symbols[place] = rank + 1
+    return span, ones, cells
+
+
+@compiled
+def _code_rank(
+    span: Span, buffer: np.ndarray, end: int | None, rank: int, values: int, levels: int, known: np.ndarray
+) -> tuple[int, Span]:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
     node = 1
     for level in range(levels - 1, -1, -1):
-        if (2 * node + 1 << level) - (1 << levels) >= values:
-            node = 2 * node
-            continue
-        probability = int(model.values[node])
-        bit = code_bit(state, buffer, probability, rank >> level & 1)
-        _adapt(model.values, model.value_counts, node, probability, bit)
+        bit = 0
+        if ((2 * node + 1) << level) - (1 << levels) < values:
+            bit, span = code_bit(span, buffer, end, known[node] >> 8, rank >> level & 1)
+            known[node] = _adapted(known[node], bit)
         node = 2 * node + bit
-    return node - (1 << levels)
+    return node - (1 << levels), span

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter, get_bits, put_bits
-from bayeszip.codec.compilation import compiled
+from bayeszip.codec.compilation import entry
 from bayeszip.codec.evidence import log_count
 from bayeszip.codec.huffman import HuffmanCode, decode_symbol
 from bayeszip.codec.syntax import CorruptPayload, InvalidField
@@ -19,7 +19,7 @@ from bayeszip.codec.syntax import CorruptPayload, InvalidField
 __all__ = [
     "WIDEST",
     "Layout",
-    "Tensor",
+    "SymbolRows",
     "choose_layout",
     "read_entries",
     "read_layout",
@@ -32,7 +32,7 @@ _WIDTH_BITS, _COUNT_BITS = 5, 6
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class SymbolRows:
     """Symbols in one dimension, seen as a matrix: row r, column c is the element r·row_step + c·column_step."""
 
     symbols: np.ndarray
@@ -42,7 +42,7 @@ class Tensor:
     column_step: int
 
     @classmethod
-    def of(cls, symbols: np.ndarray, shape: tuple[int, ...], transposed: bool) -> "Tensor":
+    def of(cls, symbols: np.ndarray, shape: tuple[int, ...], transposed: bool) -> "SymbolRows":
         rows = shape[0] if len(shape) > 1 else 1
         columns = symbols.size // rows
         if transposed:
@@ -71,20 +71,20 @@ def choose_layout(symbols: np.ndarray, shape: tuple[int, ...], width: int | None
     candidates = [
         candidate
         for transposed in (False, True)
-        for candidate in _candidates(Tensor.of(symbols, shape, transposed), transposed, width)
+        for candidate in _candidates(SymbolRows.of(symbols, shape, transposed), transposed, width)
     ]
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _candidates(tensor: Tensor, transposed: bool, fixed_width: int | None) -> list[tuple[int, Layout]]:
+def _candidates(tensor: SymbolRows, transposed: bool, fixed_width: int | None) -> list[tuple[int, Layout]]:
     rows, columns = np.zeros(tensor.rows, dtype=np.uint8), np.zeros(tensor.columns, dtype=np.uint8)
     _mark(tensor.symbols, tensor.row_step, tensor.column_step, rows, columns)
     nonzero = int(np.count_nonzero(tensor.symbols))
     found = []
     for drop_columns in (False, True) if tensor.rows > 1 else (False,):
         kept = columns if drop_columns else np.ones_like(columns)
-        padding, longest = np.zeros(WIDEST + 1, dtype=np.int64), np.zeros(WIDEST + 1, dtype=np.int64)
-        _survey(tensor.symbols, tensor.row_step, tensor.column_step, rows, kept, padding, longest)
+        padding, longest, before = np.zeros((3, WIDEST + 1), dtype=np.int64)
+        _survey(tensor.symbols, tensor.row_step, tensor.column_step, rows, kept, padding, longest, before)
         for drop_rows in (False, True) if tensor.columns > 1 else (False,):
             stay = rows if drop_rows else np.ones_like(rows)
             for width in range(WIDEST + 1) if fixed_width is None else (fixed_width,):
@@ -110,17 +110,17 @@ def _padding_bits(nonzero: int, pads: int) -> int:
     return max(natural * 1000 // 177_446, pads + min(nonzero, pads))  # 256 · ln 2 = 177.446
 
 
-@compiled
+@entry
 def _mark(symbols: np.ndarray, row_step: int, column_step: int, rows: np.ndarray, columns: np.ndarray) -> None:
     """Marks the rows and columns that hold a weight."""
-    for row in range(rows.size):
-        for column in range(columns.size):
+    for row in range(len(rows)):
+        for column in range(len(columns)):
             if symbols[row * row_step + column * column_step]:
                 rows[row] = 1
                 columns[column] = 1
 
 
-@compiled
+@entry
 def _survey(
     symbols: np.ndarray,
     row_step: int,
@@ -129,26 +129,26 @@ def _survey(
     columns: np.ndarray,
     padding: np.ndarray,
     longest: np.ndarray,
+    before: np.ndarray,
 ) -> None:
-    """For every width the padding entries needed, and the entries of the longest row."""
-    before = padding.copy()
-    for row in range(rows.size):
+    """For every width the padding entries needed, `before` the last row too, and the entries of the longest row."""
+    for row in range(len(rows)):
         if not rows[row]:
             continue
-        for width in range(padding.size):
+        for width in range(len(padding)):
             before[width] = padding[width]
         entries = skipped = 0
-        for column in range(columns.size):
+        for column in range(len(columns)):
             if not columns[column]:
                 continue
             if symbols[row * row_step + column * column_step]:
-                for width in range(padding.size):
+                for width in range(len(padding)):
                     padding[width] += skipped >> width
                 entries += 1
                 skipped = 0
             else:
                 skipped += 1
-        for width in range(padding.size):
+        for width in range(len(padding)):
             longest[width] = max(longest[width], padding[width] - before[width] + entries)
 
 
@@ -178,7 +178,7 @@ def read_layout(source: BitReader, size: int, shape: tuple[int, ...]) -> Layout:
     return Layout(transposed, drop_rows, drop_columns, width, count_width, stay, kept)
 
 
-def write_entries(out: BitWriter, tensor: Tensor, layout: Layout, code: HuffmanCode) -> None:
+def write_entries(out: BitWriter, tensor: SymbolRows, layout: Layout, code: HuffmanCode) -> None:
     """The counts of the rows, all offsets, all symbols."""
     words, widths = code.codewords()
     stay = int(layout.rows.sum())
@@ -204,7 +204,7 @@ def write_entries(out: BitWriter, tensor: Tensor, layout: Layout, code: HuffmanC
     out.position = int(cursors[2])
 
 
-@compiled
+@entry
 def _write_rows(
     symbols: np.ndarray,
     row_step: int,
@@ -220,11 +220,11 @@ def _write_rows(
     widths: np.ndarray,
 ) -> None:
     counts, offsets, values = int(cursors[0]), int(cursors[1]), int(cursors[2])
-    for row in range(rows.size):
+    for row in range(len(rows)):
         if not rows[row]:
             continue
         entries = skipped = 0
-        for column in range(columns.size):
+        for column in range(len(columns)):
             if not columns[column]:
                 continue
             symbol = int(symbols[row * row_step + column * column_step])
@@ -244,7 +244,7 @@ def _write_rows(
     cursors[0], cursors[1], cursors[2] = counts, offsets, values
 
 
-def read_entries(source: BitReader, tensor: Tensor, layout: Layout, code: HuffmanCode) -> tuple[int, int]:
+def read_entries(source: BitReader, tensor: SymbolRows, layout: Layout, code: HuffmanCode) -> tuple[int, int]:
     """Fills the tensor's symbols, all 0 so far; returns where the offsets and where the values began, in bits."""
     stay = int(layout.rows.sum())
     source.require(stay * layout.count_width, "the counts of the rows")
@@ -276,7 +276,7 @@ def read_entries(source: BitReader, tensor: Tensor, layout: Layout, code: Huffma
     return offsets, values
 
 
-@compiled
+@entry
 def _sum_counts(data: np.ndarray, position: int, count: int, width: int) -> int:
     total = 0
     for place in range(count):
@@ -284,7 +284,7 @@ def _sum_counts(data: np.ndarray, position: int, count: int, width: int) -> int:
     return total
 
 
-@compiled
+@entry
 def _read_rows(
     symbols: np.ndarray,
     row_step: int,
@@ -300,7 +300,7 @@ def _read_rows(
     order: np.ndarray,
 ) -> bool:
     counts, offsets, values, end = int(cursors[0]), int(cursors[1]), int(cursors[2]), int(cursors[3])
-    for row in range(rows.size):
+    for row in range(len(rows)):
         if not rows[row]:
             continue
         entries = get_bits(data, counts, count_width) + least
@@ -311,7 +311,7 @@ def _read_rows(
             offsets += width
             while steps:
                 column += 1
-                if column >= columns.size:
+                if column >= len(columns):
                     return False
                 steps -= int(columns[column])
             symbol, values = decode_symbol(data, values, end, per_length, order)

@@ -6,15 +6,19 @@ mixing weights in 1/2²⁰. The tables come from integer arithmetic alone, so th
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled
+from bayeszip.codec.compilation import compiled, tabulated
+from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["ONE_COUNT", "UNIT_WEIGHT", "learn", "log_count", "log_odds", "mix", "squash", "sway"]
+__all__ = ["ONE_COUNT", "UNIT_WEIGHT", "decide", "log_count", "squash", "weigh"]
 
 ONE_COUNT = 16
 UNIT_WEIGHT = 1 << 20
 
 _FARTHEST = 3071  # log-odds beyond ±12 add nothing to 16-bit probabilities
 _LOG_ENTRIES = 1 << 16
+LOG_OF_16 = 710  # nearly
+#: `LOG` holds the logarithms of numbers below this, and after a division by 16 those of all that evidence counts
+LOG_DIRECT = _LOG_ENTRIES + 64
 
 
 def _exponentials(count: int, bits: int) -> list[int]:
@@ -40,15 +44,16 @@ def _squash_table() -> np.ndarray:
 
 
 def _log_table() -> np.ndarray:
-    """256 · ln x, rounded down, for x = 1 … 65535; 0 for 0."""
+    """256 · ln x, rounded down, for x = 1 … 65535; 0 for 0; and a little beyond, as `log_count` says."""
     powers = np.array(_exponentials(2840, 40), dtype=np.int64)
     table = np.searchsorted(powers, np.arange(_LOG_ENTRIES, dtype=np.int64) << 40, side="right") - 1
     table[0] = 0
-    return table.astype(np.int16)
+    beyond = table[np.arange(_LOG_ENTRIES, LOG_DIRECT) >> 4] + LOG_OF_16
+    return np.concatenate([table, beyond]).astype(np.int16)
 
 
-_SQUASH = _squash_table()
-_LOG = _log_table()
+SQUASH = tabulated(_squash_table())
+LOG = tabulated(_log_table())
 
 
 @compiled
@@ -57,44 +62,91 @@ def log_count(count: int) -> int:
     scale = 0
     while count >= _LOG_ENTRIES:
         count >>= 4
-        scale += 710  # 256 · ln 16, nearly
-    return int(_LOG[count]) + scale
-
-
-@compiled
-def log_odds(evidence: np.ndarray, place: int, for_one: int, for_zero: int) -> int:
-    """The log-odds of a 1 by the evidence at `place` and by what is assumed beforehand."""
-    return log_count(int(evidence[place, 1]) + for_one) - log_count(int(evidence[place, 0]) + for_zero)
-
-
-@compiled
-def learn(evidence: np.ndarray, place: int, bit: int, most: int) -> None:
-    """Counts `bit`; both counts are halved where one grows beyond `most`."""
-    count = int(evidence[place, bit]) + ONE_COUNT
-    if count > most:
-        count >>= 1
-        evidence[place, 1 - bit] >>= 1
-    evidence[place, bit] = count
+        scale += LOG_OF_16
+    return LOG[count] + scale
 
 
 @compiled
 def squash(odds: int) -> int:
     """The probability of a 1 in 1/65536 from its log-odds; from 4 to 65532."""
-    return int(_SQUASH[min(max(odds, -_FARTHEST), _FARTHEST) + _FARTHEST])
+    if odds > _FARTHEST:
+        return SQUASH[2 * _FARTHEST]
+    return SQUASH[odds + _FARTHEST] if odds > -_FARTHEST else SQUASH[0]
 
 
 @compiled
-def mix(weights: np.ndarray, inputs: np.ndarray) -> int:
-    """The weighted sum of log-odds, as a probability."""
-    total = 1 << 19
-    for place in range(inputs.size):
-        total += int(weights[place]) * int(inputs[place])
-    return squash(total >> 20)
+def weigh(
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    count: int,
+    prior: int,
+) -> int:
+    """Sets `count` inputs to the log-odds of a 1 by the evidence at their places, and returns their weighted sum.
+
+    `prior` is assumed for either bit beforehand.
+    """
+    odds = 0
+    for index in range(count):
+        place = places[index]
+        one, zero = ones[place] + prior, zeros[place] + prior
+        value = (LOG[one] if one < LOG_DIRECT else LOG[one >> 4] + LOG_OF_16) - (
+            LOG[zero] if zero < LOG_DIRECT else LOG[zero >> 4] + LOG_OF_16
+        )
+        inputs[index] = value
+        odds += weights[index] * value
+    return odds
 
 
 @compiled
-def sway(weights: np.ndarray, inputs: np.ndarray, bit: int, probability: int, rate: int) -> None:
-    """Moves the weights along the gradient of the bits spent: by input × error × rate."""
+def decide(
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    bit: int,
+    odds: int,
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    count: int,
+    rate: int,
+    most: int,
+) -> tuple[int, Span]:
+    """Codes a bit by `odds`, the weighted sum of `count` inputs, and learns from it.
+
+    Weights move along the gradient of the bits spent: by input × error × rate. The evidence at `places` counts the bit;
+    both of its counts are halved where one grows beyond `most`.
+    """
+    probability = squash((odds + (1 << 19)) >> 20)
+    bit, span = code_bit(span, buffer, end, probability, bit)
     error = ((bit << 16) - probability) * rate
-    for place in range(inputs.size):
-        weights[place] += (int(inputs[place]) * error + (1 << 15)) >> 16
+    if bit:
+        _learn(ones, zeros, places, inputs, weights, count, error, most)
+    else:
+        _learn(zeros, ones, places, inputs, weights, count, error, most)
+    return bit, span
+
+
+@compiled
+def _learn(
+    seen: np.ndarray,
+    others: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    count: int,
+    error: int,
+    most: int,
+) -> None:
+    for index in range(count):
+        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
+        place = places[index]
+        more = seen[place] + ONE_COUNT
+        if more > most:
+            more >>= 1
+            others[place] >>= 1
+        seen[place] = more

@@ -6,8 +6,10 @@
 `Outline` is what a model is; `Header` is how a file says so, with whatever can be derived left out.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,13 +29,32 @@ from bayeszip.codec.syntax import (
     Signed,
     Text,
     Tuple,
-    shown,
 )
-from bayeszip.errors import FormatError, ModelError
+from bayeszip.errors import FormatError, ModelError, shown
+from bayeszip.limits import STEPS_PER_BYTE, Budget
 from bayeszip.operators import OPERATOR_OF_OPCODE, OPERATORS, Attribute, AttributeValue, Operator
-from bayeszip.tensors import MAX_SYMBOLS, RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor
+from bayeszip.tensors import (
+    MAX_SYMBOLS,
+    RAW_DTYPES,
+    CompressedModel,
+    Graph,
+    Grid,
+    LogGrid,
+    Node,
+    QuantizedTensor,
+    UniformGrid,
+)
 
-__all__ = ["Outline", "TensorOutline", "outline_of", "outline_parts", "read_outline", "write_outline"]
+__all__ = [
+    "Outline",
+    "TensorOutline",
+    "codebook_length",
+    "outline_of",
+    "outline_parts",
+    "read_outline",
+    "scaled",
+    "write_outline",
+]
 
 #: the order is part of the format: a dtype's number is its place here
 DTYPES = (
@@ -64,36 +85,42 @@ _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 2**48
 _MOST_ITEMS = 2**16
 _LONGEST_NAME = 1000
-_ALL_NAMES = 2**22
+#: Steps of decoding that a tensor takes whatever its size, a twentieth of a millisecond or so.
+_STEPS_OF_TENSOR = 2**12
 
-HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION = 1, 2, 4, 8
+HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION, HAS_SCALES = 1, 2, 4, 8, 16
 READS, OWNS = 1, 2
 _ATTRIBUTE_BITS = 2
 
 
 @dataclass(frozen=True)
 class TensorOutline:
-    """A tensor without its weights: `dtype` of a raw one, or `codebook` of a quantized one."""
+    """A tensor without its weights: `dtype` of a raw one, or `codebook` of a quantized one.
+
+    `scale` outlines the scales along `axis`, under the tensor's own name.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str | None = None
     codebook: int | None = None
+    scale: "TensorOutline | None" = None
+    axis: int = 0
 
     @property
     def size(self) -> int:
-        size = 1
-        for dimension in self.shape:
-            size *= dimension
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A model without its weights. `option` is the coder's own number."""
+    """A model without its weights. `option` is the coder's own number.
+
+    A codebook is a grid, or the bits of its values as float32.
+    """
 
     tensors: tuple[TensorOutline, ...]
-    codebooks: tuple[bytes, ...]
+    codebooks: tuple[bytes | Grid, ...]
     graph: Graph | None
     original_parameters: int
     option: int = 0
@@ -104,8 +131,40 @@ class Outline:
 
     @property
     def memory(self) -> int:
-        """Bytes that the decoded tensors take, codebooks included."""
-        return sum(tensor.size * self.itemsize(tensor) for tensor in self.tensors) + sum(map(len, self.codebooks))
+        """Bytes that the decoded tensors take, scales and codebooks included."""
+        scales = (tensor.scale for tensor in self.tensors if tensor.scale is not None)
+        quantities = sum(tensor.size * self.itemsize(tensor) for tensor in (*self.tensors, *scales))
+        return quantities + 4 * sum(map(codebook_length, self.codebooks))
+
+    @property
+    def version(self) -> int:
+        """The version of the format that can say all this: 2 for grids and scales."""
+        grids = any(not isinstance(codebook, bytes) for codebook in self.codebooks)
+        return 2 if grids or any(tensor.scale is not None for tensor in self.tensors) else 1
+
+    def charge(self, budget: Budget, size: int) -> None:
+        """Take what a file of `size` bytes asks for from a budget, before any of it is decoded.
+
+        Empty dimensions count as one: a shape of (2⁴⁰, 0) holds nothing, but says something large.
+        """
+        every = [*self.tensors, *(tensor.scale for tensor in self.tensors if tensor.scale is not None)]
+        budget.charge("elements", sum(math.prod(max(1, each) for each in tensor.shape) for tensor in every))
+        budget.charge("memory", self.memory)
+        used: set[int] = set()
+        for tensor in every:
+            values = self.symbols(tensor)
+            if tensor.codebook in used:
+                budget.charge("codebooks", values)
+            elif tensor.codebook is not None:
+                used.add(tensor.codebook)
+        steps = sum(_STEPS_OF_TENSOR + tensor.size * self._steps(tensor) for tensor in every)
+        budget.charge("work", max(0, steps - STEPS_PER_BYTE * size))
+
+    def _steps(self, tensor: TensorOutline) -> int:
+        """What decoding an element takes: eight decisions a raw byte, some levels of a tree for a symbol."""
+        if tensor.dtype is not None:
+            return 8 * self.itemsize(tensor)
+        return 2 + self.symbols(tensor).bit_length() // 2
 
     def itemsize(self, tensor: TensorOutline) -> int:
         if tensor.dtype is not None:
@@ -114,24 +173,53 @@ class Outline:
 
     def symbols(self, tensor: TensorOutline) -> int:
         """How many shared values a quantized tensor may take, 0.0 included."""
-        return len(self.codebooks[tensor.codebook]) // 4 if tensor.codebook is not None else 0
+        return codebook_length(self.codebooks[tensor.codebook]) if tensor.codebook is not None else 0
+
+    def values(self, tensor: TensorOutline) -> np.ndarray:
+        """The shared values of a quantized tensor."""
+        codebook = self.codebooks[tensor.codebook or 0]
+        return np.frombuffer(codebook, dtype="<f4") if isinstance(codebook, bytes) else codebook.values()
+
+    def grid(self, tensor: TensorOutline) -> Grid | None:
+        """The grid of its shared values, if they have one."""
+        codebook = self.codebooks[tensor.codebook or 0]
+        return None if isinstance(codebook, bytes) else codebook
+
+
+def codebook_length(codebook: bytes | Grid) -> int:
+    """How many values a codebook has."""
+    return len(codebook) // 4 if isinstance(codebook, bytes) else codebook.size
 
 
 def outline_of(model: CompressedModel, option: int = 0) -> Outline:
-    """A model's outline; equal codebooks become one."""
-    codebooks: dict[bytes, int] = {}
+    """A model's outline; equal codebooks become one, those of scales are numbered after those of tensors."""
+    codebooks: dict[bytes | Grid, int] = {}
     tensors = []
+
+    def quantized(name: str, tensor: QuantizedTensor) -> TensorOutline:
+        codebook = tensor.grid or tensor.codebook.astype("<f4").tobytes()
+        return TensorOutline(name, tensor.shape, codebook=codebooks.setdefault(codebook, len(codebooks)))
+
     for name, tensor in model.tensors.items():
         if isinstance(tensor, QuantizedTensor):
-            bits = tensor.codebook.astype("<f4").tobytes()
-            number = codebooks.setdefault(bits, len(codebooks))
-            tensors.append(TensorOutline(name, tensor.shape, codebook=number))
+            tensors.append(quantized(name, tensor))
         else:
             tensors.append(TensorOutline(name, tensor.shape, dtype=tensor.dtype))
+    for place, (name, tensor) in enumerate(model.tensors.items()):
+        if isinstance(tensor, QuantizedTensor) and tensor.scale is not None:
+            tensors[place] = replace(tensors[place], scale=quantized(name, tensor.scale), axis=tensor.axis)
     original = model.original_parameters
     if original is None:
         raise ModelError("a model without a count of original parameters can't be coded")
     return Outline(tuple(tensors), tuple(codebooks), model.graph, original, option)
+
+
+def scaled(tensor: QuantizedTensor, scale: QuantizedTensor, axis: int) -> QuantizedTensor:
+    """A tensor that was read, with the scales that were."""
+    try:
+        return replace(tensor, scale=scale, axis=axis)
+    except ModelError as error:
+        raise InvalidField(str(error)) from error
 
 
 # ── the header as it stands in the file ───────────────────────────────────────────────────────────────────────────────
@@ -154,9 +242,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Codebook:
-    """`head` = 4·(values but the first, which is 0.0) + number of their format."""
+    """`head` = 4·(values but the first, which is 0.0) + number of their format.
+
+    Without values, 1 to 3 are the kinds of grids; then `extent` = 4·(values but the first) + number of the format in
+    which the grid's one or two numbers are.
+    """
 
     head: int
+    extent: int | None
     values: bytes
 
 
@@ -178,6 +271,7 @@ class Header:
     original: int | None
     layers: tuple[Layer, ...]
     kinds: tuple[tuple[int, int], ...]
+    scales: tuple[tuple[int, int], ...] | None
     codebooks: tuple[Codebook, ...]
     steps: tuple[Step, ...] | None
     inputs: int | None
@@ -254,12 +348,27 @@ class _Narrow:
         return widths + source.take((self.count * (1 + widths[0] + widths[1]) + 7) // 8, "codebook")
 
 
+#: kinds of grids, by the heads of codebooks that have no values and a format
+UNIFORM, LOGARITHMIC, POSITIVE = 1, 2, 3
+
+
 def _values(book: Any) -> Field:
     count, number = divmod(book.head, 4)
+    if book.extent is not None:
+        count, number = 1 if book.head == UNIFORM else 2, book.extent % 4
+        if number == NARROW:
+            raise InvalidField("the numbers of a grid are not floats of few bits")
     return _Narrow(count) if number == NARROW else Octets("codebook", count * (4 if number == FLOAT32 else 2))
 
 
-CODEBOOK = Record(Codebook, {"head": Number("codebook", 4 * MAX_SYMBOLS - 1), "values": _values})
+CODEBOOK = Record(
+    Codebook,
+    {
+        "head": Number("codebook", 4 * MAX_SYMBOLS - 1),
+        "extent": lambda book: Number("extent of a grid", 4 * MAX_SYMBOLS - 1) if 0 < book.head < 4 else None,
+        "values": _values,
+    },
+)
 
 
 def _operator(step: Any) -> Operator:
@@ -314,29 +423,45 @@ STEP = Record(
     },
 )
 
+_STEPS = Many("nodes", STEP, _MOST_ITEMS, "nodes", lambda step: max(1, len(step.inputs or ())))
+_OUTPUTS = Many("outputs", Number("output"), charged="nodes")
+
 HEADER = Record(
     Header,
     {
-        "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION),
+        "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION | HAS_SCALES),
         "option": lambda header: Number("option of the coder") if header.flags & HAS_OPTION else None,
         "original": lambda header: Number("original parameters") if header.flags & HAS_ORIGINAL else None,
-        "layers": Many("layers", LAYER, _MOST_ITEMS),
+        "layers": Many("layers", LAYER, _MOST_ITEMS, "tensors", lambda layer: len(_members(layer.head))),
         "kinds": lambda header: _Runs(sum(len(_members(layer.head)) for layer in header.layers)),
-        "codebooks": lambda header: Tuple((CODEBOOK,) * _codebook_count(header.kinds)),
-        "steps": lambda header: Many("nodes", STEP, _MOST_ITEMS) if header.flags & HAS_GRAPH else None,
+        "scales": lambda header: _Runs(sum(_may_scale(header))) if header.flags & HAS_SCALES else None,
+        "codebooks": lambda header: Tuple((CODEBOOK,) * _codebook_count(header.kinds, header.scales or ())),
+        "steps": lambda header: _STEPS if header.flags & HAS_GRAPH else None,
         "inputs": lambda header: Number("inputs of the graph", _MOST_ITEMS) if header.flags & HAS_ENDS else None,
-        "outputs": lambda header: Many("outputs", Number("output")) if header.flags & HAS_ENDS else None,
+        "outputs": lambda header: _OUTPUTS if header.flags & HAS_ENDS else None,
     },
 )
 
 
-def _codebook_count(kinds: tuple[tuple[int, int], ...]) -> int:
-    """Codebooks are numbered by first use, so each is at most one above all before it."""
+def _may_scale(header: Any) -> Iterator[bool]:
+    """For each tensor, whether it may have scales: a quantized one of two dimensions or more."""
+    kinds = (kind for kind, length in header.kinds for _ in range(length))
+    for layer in header.layers:
+        for place in range(len(_members(layer.head))):
+            yield next(kinds) >= FIRST_CODEBOOK and place == 0 and layer.rank >= 4
+
+
+def _codebook_count(kinds: tuple[tuple[int, int], ...], scales: tuple[tuple[int, int], ...]) -> int:
+    """Codebooks are numbered by first use, those of scales last, so each is at most one above all before it."""
     count = 0
     for kind, _ in kinds:
         if kind - FIRST_CODEBOOK > count or len(DTYPES) <= kind < FIRST_CODEBOOK:
             raise InvalidField(f"a tensor is of kind {kind}, which doesn't exist")
         count = max(count, kind - FIRST_CODEBOOK + 1)
+    for scale, _ in scales:
+        if (scale - 1) // 2 > count:
+            raise InvalidField(f"scales are of kind {scale}, which doesn't exist")
+        count = max(count, (scale - 1) // 2 + 1)
     return count
 
 
@@ -371,13 +496,17 @@ def _fields_of(outline: Outline) -> Header:
         | HAS_ORIGINAL * (original is not None)
         | HAS_ENDS * ends
         | HAS_OPTION * (outline.option != 0)
+        | HAS_SCALES * any(tensor.scale is not None for tensor in outline.tensors)
     )
     return Header(
         flags=flags,
         option=outline.option or None,
         original=original,
         layers=tuple(_layers_of(outline.tensors)),
-        kinds=tuple(_kinds_of(outline.tensors)),
+        kinds=tuple(_runs(map(_kind, outline.tensors))),
+        scales=tuple(
+            _runs(_scale_kind(each) for each in outline.tensors if each.dtype is None and len(each.shape) > 1)
+        ),
         codebooks=tuple(map(_codebook_of, outline.codebooks)),
         steps=None if graph is None else tuple(_steps_of(graph, [tensor.name for tensor in outline.tensors])),
         inputs=graph.inputs if ends and graph is not None else None,
@@ -491,32 +620,47 @@ def _utf8(name: str) -> bytes:
     return encoded
 
 
-def _kinds_of(tensors: tuple[TensorOutline, ...]) -> Iterator[tuple[int, int]]:
-    kind, length = -1, 0
-    for tensor in tensors:
-        this = FIRST_CODEBOOK + (tensor.codebook or 0) if tensor.dtype is None else DTYPES.index(tensor.dtype)
-        if this != kind and length:
-            yield kind, length
-            length = 0
-        kind, length = this, length + 1
-    if length:
-        yield kind, length
+def _kind(tensor: TensorOutline) -> int:
+    return FIRST_CODEBOOK + (tensor.codebook or 0) if tensor.dtype is None else DTYPES.index(tensor.dtype)
 
 
-def _codebook_of(bits: bytes) -> Codebook:
-    """A codebook in the shortest format that holds every value exactly."""
-    values = np.frombuffer(bits, dtype="<f4")[1:]
+def _scale_kind(tensor: TensorOutline) -> int:
+    """0 without scales, else 1 + 2·(number of their codebook) + axis."""
+    return 0 if tensor.scale is None else 1 + 2 * (tensor.scale.codebook or 0) + tensor.axis
+
+
+def _runs(kinds: Iterable[int]) -> Iterator[tuple[int, int]]:
+    for kind, run in groupby(kinds):
+        yield kind, len(list(run))
+
+
+def _codebook_of(codebook: bytes | Grid) -> Codebook:
+    """A codebook, or the numbers of its grid, in the shortest format that holds every value exactly."""
+    if isinstance(codebook, bytes):
+        values = np.frombuffer(codebook, dtype="<f4")[1:]
+        number, stored = _shortest(values, MOST_NARROW)
+        return Codebook(4 * values.size + number, None, stored)
+    if isinstance(codebook, UniformGrid):
+        kind, numbers = UNIFORM, [codebook.step]
+    else:
+        kind, numbers = LOGARITHMIC if codebook.signed else POSITIVE, [codebook.base, codebook.ratio]
+    number, stored = _shortest(np.array(numbers, dtype="<f4"), most_narrow=0)
+    return Codebook(kind, 4 * (codebook.size - 1) + number, stored)
+
+
+def _shortest(values: np.ndarray, most_narrow: int) -> tuple[int, bytes]:
+    """The number of the shortest format that holds the values, and their bytes in it."""
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     formats = {FLOAT32: values.tobytes()}
-    if values.size <= MOST_NARROW:
+    if values.size <= most_narrow:
         formats[NARROW] = _narrowed(values.view("<u4"))
     if halves.astype("<f4").tobytes() == values.tobytes():
         formats[FLOAT16] = halves.tobytes()
     if not (values.view("<u4") & 0xFFFF).any():
         formats[BFLOAT16] = (values.view("<u4") >> 16).astype("<u2").tobytes()
     number = min(sorted(formats), key=lambda number: len(formats[number]))
-    return Codebook(4 * values.size + number, formats[number])
+    return number, formats[number]
 
 
 def _narrowed(bits: np.ndarray) -> bytes:
@@ -635,16 +779,19 @@ def _stored(attribute: Attribute, value: AttributeValue) -> Any:
 # ── from the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_outline(source: Reader) -> Outline:
-    """Reads a header and checks that it is the one that `write_outline` writes."""
+def read_outline(source: Reader, version: int = 1) -> Outline:
+    """Reads a header and checks that it is the one that `write_outline` writes, in a file of that version."""
     start = source.position
     header = HEADER.read(source)
-    tensors = tuple(_tensors(header))
+    if version < 2 and (header.flags & HAS_SCALES or any(book.extent is not None for book in header.codebooks)):
+        raise InvalidField(f"the file has grids or scales, which version {version} lacks")
+    source.budget.charge("nodes", header.inputs or 0)
+    tensors = tuple(_tensors(header, source.budget))
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise DuplicateName("two tensors have the same name")
     outline = Outline(
         tensors=tensors,
-        codebooks=tuple(map(_bits, header.codebooks)),
+        codebooks=tuple(map(_codebook, header.codebooks)),
         graph=_graph(header, tensors),
         original_parameters=0,
         option=header.option or 0,
@@ -660,21 +807,35 @@ def read_outline(source: Reader) -> Outline:
         canonical = write_outline(outline)
     except ModelError as error:
         raise InvalidField(str(error)) from error
+    if outline.version != version:
+        raise NotCanonical(f"the file has version {version}, but needs {outline.version} only")
     if canonical != source.data[start : source.position]:
         raise NotCanonical("the header is not written in the shortest way")
     return outline
 
 
-def _tensors(header: Header) -> Iterator[TensorOutline]:
+def _tensors(header: Header, budget: Budget) -> Iterator[TensorOutline]:
+    """The tensors, with their scales."""
+    scales = (scale for scale, length in header.scales or () for _ in range(length))
+    for tensor, may_scale in zip(_unscaled(header, budget), _may_scale(header), strict=True):
+        scale = next(scales, 0) if may_scale else 0
+        if scale:
+            codebook, axis = divmod(scale - 1, 2)
+            if not tensor.size:
+                raise InvalidField("an empty tensor has scales")
+            vector = TensorOutline(tensor.name, tensor.shape[axis : axis + 1], codebook=codebook)
+            tensor = replace(tensor, scale=vector, axis=axis)
+        yield tensor
+
+
+def _unscaled(header: Header, budget: Budget) -> Iterator[TensorOutline]:
     kinds = (kind for kind, length in header.kinds for _ in range(length))
-    previous, chain, letters = "", None, 0
+    previous, chain = "", None
     for layer in header.layers:
         prefix = _name(layer, previous)
-        letters += len(prefix)
-        if letters > _ALL_NAMES:
-            raise InvalidField(f"the names of all layers have more than {_ALL_NAMES} letters")
         shape = _shape(layer, chain)
         roles = _members(layer.head)
+        budget.charge("names", len(roles) * len(prefix.encode()) + sum(len(role or "") + 1 for role in roles))
         for role in roles:
             kind = next(kinds)
             yield TensorOutline(
@@ -709,28 +870,38 @@ def _shape(layer: Layer, chain: int | None) -> tuple[int, ...]:
     else:
         place = min(1, len(layer.dimensions))
         shape = (*layer.dimensions[:place], chain, *layer.dimensions[place:])
-    elements = 1
-    for dimension in shape:
-        elements *= max(dimension, 1)
-    if elements > _MOST_ELEMENTS:
+    if math.prod(max(dimension, 1) for dimension in shape) > _MOST_ELEMENTS:
         raise InvalidField(f"a tensor of shape {shown(shape)} is larger than any file may hold")
     return shape
 
 
-def _bits(book: Codebook) -> bytes:
-    """A codebook's values as the bits of float32."""
-    count, form = divmod(book.head, 4)
+def _codebook(book: Codebook) -> bytes | Grid:
+    """A codebook as its grid, or as the bits of its values as float32."""
+    if book.extent is None:
+        return bytes(4) + _bits(book.values, *divmod(book.head, 4))
+    numbers = np.frombuffer(_bits(book.values, 1 if book.head == UNIFORM else 2, book.extent % 4), dtype="<f4").tolist()
+    size = book.extent // 4 + 1
+    try:
+        if book.head == UNIFORM:
+            return UniformGrid(numbers[0], size)
+        return LogGrid(numbers[0], numbers[1], size, signed=book.head == LOGARITHMIC)
+    except ModelError as error:
+        raise InvalidField(str(error)) from error
+
+
+def _bits(stored: bytes, count: int, form: int) -> bytes:
+    """Values of a format as the bits of float32."""
     if form == FLOAT16:
-        values = np.frombuffer(book.values, dtype="<f2").astype("<f4")
+        values = np.frombuffer(stored, dtype="<f2").astype("<f4")
     elif form == BFLOAT16:
-        values = (np.frombuffer(book.values, dtype="<u2").astype("<u4") << 16).view("<f4")
+        values = (np.frombuffer(stored, dtype="<u2").astype("<u4") << 16).view("<f4")
     elif form == NARROW:
-        values = _widened(book.values, count).view("<f4")
+        values = _widened(stored, count).view("<f4")
     else:
-        values = np.frombuffer(book.values, dtype="<f4")
+        values = np.frombuffer(stored, dtype="<f4")
     if not np.isfinite(values).all():
         raise InvalidField("a codebook holds a value that is not finite")
-    return bytes(4) + values.tobytes()
+    return values.tobytes()
 
 
 def _graph(header: Header, tensors: tuple[TensorOutline, ...]) -> Graph | None:

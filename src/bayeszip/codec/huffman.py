@@ -116,7 +116,7 @@ def decode_symbol(
     if per_length[0]:
         return int(order[0]), position
     word = first = index = 0
-    for length in range(1, per_length.size):
+    for length in range(1, len(per_length)):
         if position >= end:
             return -1, position
         word = word << 1 | int(data[position >> 3]) >> (7 - (position & 7)) & 1

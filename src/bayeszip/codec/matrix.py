@@ -1,10 +1,9 @@
 """A tensor seen as a matrix, and what can be told about it beforehand: live rows and columns, density, lag."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from bayeszip.codec.compilation import compiled
 
 __all__ = ["MOST_LAG", "SPARSEST", "Survey", "View", "count_rows", "survey_of", "translate", "view_of"]
 
@@ -16,6 +15,7 @@ SPARSEST = 31
 
 _LEAST_SIDE = 16
 _FLAT_COLUMNS = 4096
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -103,47 +103,50 @@ def survey_of(symbols: np.ndarray, view: View) -> Survey:
     return Survey(rows, columns, density, lag)
 
 
-@compiled
 def _mark(symbols: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> int:
     """Marks the rows and columns that hold a weight; returns how many weights there are."""
     found = 0
-    for row in range(rows.size):
-        start = row * columns.size
-        before = found
-        for place in range(start, min(start + columns.size, symbols.size)):
-            if symbols[place]:
-                columns[place - start] = 1
-                found += 1
-        if found > before:
-            rows[row] = 1
-    return found
+    for first, weights in _blocks(symbols, rows.size, columns.size):
+        rows[first : first + len(weights)] = weights.any(axis=1)
+        columns |= weights.any(axis=0)
+        found += int(np.count_nonzero(weights))
+    whole = symbols.size // columns.size * columns.size
+    short = symbols[whole:] != 0
+    if short.any():
+        rows[-1] = 1
+        columns[: short.size] |= short
+    return found + int(np.count_nonzero(short))
 
 
-@compiled
+def _blocks(symbols: np.ndarray, rows: int, columns: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Where the full rows of a matrix hold weights, a few rows at a time, each time with the number of the first."""
+    full = min(rows, symbols.size // columns)
+    matrix = symbols[: full * columns].reshape(full, columns)
+    step = max(1, _BLOCK // columns)
+    for first in range(0, full, step):
+        yield first, matrix[first : first + step] != 0
+
+
 def _recur(symbols: np.ndarray, columns: int, recurring: np.ndarray) -> None:
     """Counts, for every lag from 2, the pairs of weights at this distance in a row."""
-    for place in range(symbols.size):
-        if symbols[place]:
-            column = place % columns
-            for lag in range(2, min(recurring.size, column + 1)):
-                if symbols[place - lag]:
-                    recurring[lag] += 1
+    weights = np.zeros((-(-symbols.size // columns), columns), dtype=bool)
+    weights.reshape(-1)[: symbols.size] = symbols != 0
+    for lag in range(2, recurring.size):
+        recurring[lag] = np.count_nonzero(weights[:, lag:] & weights[:, :-lag])
 
 
-@compiled
 def count_rows(symbols: np.ndarray, rows: int) -> np.ndarray:
     """The weights in each row of a full matrix."""
     counts = np.zeros(rows, dtype=np.int64)
-    columns = symbols.size // rows
-    for row in range(rows):
-        for place in range(row * columns, row * columns + columns):
-            if symbols[place]:
-                counts[row] += 1
+    for first, weights in _blocks(symbols, rows, symbols.size // rows):
+        counts[first : first + len(weights)] = np.count_nonzero(weights, axis=1)
     return counts
 
 
-@compiled
 def translate(symbols: np.ndarray, table: np.ndarray) -> None:
     """Replaces every symbol by its entry in `table`, in place."""
-    for place in range(symbols.size):
-        symbols[place] = table[symbols[place]]
+    if np.array_equal(table, np.arange(table.size)):
+        return
+    table = table.astype(symbols.dtype)
+    for first in range(0, symbols.size, _BLOCK):
+        symbols[first : first + _BLOCK] = table[symbols[first : first + _BLOCK]]

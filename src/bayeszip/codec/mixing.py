@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled
-from bayeszip.codec.evidence import UNIT_WEIGHT, learn, log_count, log_odds, mix, sway
-from bayeszip.codec.matrix import Survey, View
-from bayeszip.codec.rangecoder import code_bit
+from bayeszip.codec.compilation import compiled, entry, tabulated
+from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, UNIT_WEIGHT, decide, log_count, squash, weigh
+from bayeszip.codec.matrix import MOST_LAG, Survey, View
+from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["Memory", "Mixture", "code_flags", "code_mixed", "deepest_levels"]
+__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
 _CELL_WEIGHTS = (58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538)
@@ -26,18 +26,24 @@ _MOST = 1 << 20
 _CELL_PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 _VALUE_PRIOR = _FLAG_PRIOR = 8
 
-# Where the contexts of a cell keep their evidence; rows and columns follow.
+# Where the contexts of a cell keep their evidence; rows follow, and columns with a margin on either side.
 _TENSOR, _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, _ROWS = 0, 1, 65, 129, 321, 330, 474, 498, 512
 _BUCKETS = 12
 #: the wide neighbourhood of a cell: columns to either side, and rows back at the lag
 _REACH, _ROWS_BACK = 4, 3
+#: empty cells before the first column of a row, as many as a neighbour may be away
+_MARGIN = _ROWS_BACK * MOST_LAG + _REACH
 _CELL_INPUTS = len(_CELL_WEIGHTS)
 _VALUE_INPUTS = len(_VALUE_WEIGHTS)
+_FLAG_INPUTS = len(_FLAG_WEIGHTS)
 #: value contexts beyond the plain ones see only the first eight decisions of a value
 _SHALLOW = 256
 #: a value's class by its first two decisions, or none; the same by its first four
 _CLASSES, _FINE_CLASSES = 5, 17
 _VALUE_CONTEXTS = _CLASSES + 2 * _FINE_CLASSES + _CLASSES**2
+#: classes of density: 0 to 3 by how many zeros were seen if nothing else was, 4 to 11 by octaves of cells for each 1
+_BY_ZEROS = tabulated(np.array([0] * 4 + [1] * 12 + [2] * 48 + [3], dtype=np.int64))
+_BY_SHARE = tabulated(np.array([11] + [12 - share.bit_length() for share in range(1, 129)], dtype=np.int64))
 
 
 class Memory(NamedTuple):
@@ -57,47 +63,75 @@ class Memory(NamedTuple):
         )
 
 
-class Mixture(NamedTuple):
+class Flags(NamedTuple):
+    """The model of one tensor's live rows, or columns: the evidence of all contexts, and those of the flag at hand."""
+
+    zeros: np.ndarray
+    ones: np.ndarray
+    places: np.ndarray
+    inputs: np.ndarray
+
+    @classmethod
+    def fresh(cls) -> "Flags":
+        evidence, inputs = np.zeros((2, 104), dtype=np.int32), np.zeros((2, _FLAG_INPUTS), dtype=np.int64)
+        return cls(*evidence, *inputs)
+
+
+class MixingModel(NamedTuple):
     """The model of one tensor.
 
     Args:
-        evidence: of all contexts of a cell.
-        assumed: what is assumed beforehand by each input of a cell: a row of (for 0, for 1).
-        places: the contexts of the cell at hand, one for each input.
-        inputs: their log-odds.
-        value_evidence: of all contexts of a value; `shared` holds that of all tensors with the same codebook.
+        zeros: the zeros counted in all contexts of a cell, in sixteenths; `ones`: the ones.
+        for_zero: what is assumed beforehand by each input of a cell; `for_one`: the same for ones.
+        places: the contexts of the cell or value at hand, one for each input; `inputs`: their log-odds.
+        value_zeros: of all contexts of a value, as above; those that tensors with the same codebook share come first.
         near: the value's contexts: class of the last value in the row, mean of the neighbours, the nearest, the pair.
-        before: the weights of the row at hand before each column.
+        live: the columns that are live.
+        here: 1 for each cell of the row at hand that holds a weight, after a margin; `over`: of the matrix row above,
+            `twin`: of the live row above.
+        before: the weights of the row at hand before each column, after a margin.
     """
 
-    evidence: np.ndarray
-    assumed: np.ndarray
+    zeros: np.ndarray
+    ones: np.ndarray
+    for_zero: np.ndarray
+    for_one: np.ndarray
     places: np.ndarray
     inputs: np.ndarray
-    value_evidence: np.ndarray
-    shared: np.ndarray
-    value_places: np.ndarray
-    value_inputs: np.ndarray
+    value_zeros: np.ndarray
+    value_ones: np.ndarray
     near: np.ndarray
+    live: np.ndarray
+    here: np.ndarray
+    over: np.ndarray
+    twin: np.ndarray
     before: np.ndarray
 
     @classmethod
-    def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "Mixture":
+    def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "MixingModel":
+        """`shared`: a row of zeros and one of ones, counted in tensors with the same codebook."""
         share = _share(survey.density)
         ones = [max(1, prior * share >> 16) for prior in _CELL_PRIORS]
-        assumed = [(max(1, prior - one), one) for prior, one in zip(_CELL_PRIORS, ones, strict=True)]
-        shallow = min(1 << levels, _SHALLOW)
+        zeros = [max(1, prior - one) for prior, one in zip(_CELL_PRIORS, ones, strict=True)]
+        contexts = _ROWS + view.rows + 2 * MOST_LAG + view.columns
+        own = np.zeros((2, (1 << levels) + _VALUE_CONTEXTS * min(1 << levels, _SHALLOW)), dtype=np.int32)
+        value_zeros, value_ones = np.concatenate([shared, own], axis=1)
+        row = np.zeros(_MARGIN + view.columns + 1, dtype=np.int32)
         return cls(
-            evidence=np.zeros((_ROWS + view.rows + view.columns, 2), dtype=np.int32),
-            assumed=np.array(assumed, dtype=np.int64),
+            zeros=np.zeros(contexts, dtype=np.int32),
+            ones=np.zeros(contexts, dtype=np.int32),
+            for_zero=np.array(zeros, dtype=np.int64),
+            for_one=np.array(ones, dtype=np.int64),
             places=np.zeros(_CELL_INPUTS, dtype=np.int64),
             inputs=np.zeros(_CELL_INPUTS, dtype=np.int64),
-            value_evidence=np.zeros(((1 << levels) + _VALUE_CONTEXTS * shallow, 2), dtype=np.int32),
-            shared=shared,
-            value_places=np.zeros(_VALUE_INPUTS, dtype=np.int64),
-            value_inputs=np.zeros(_VALUE_INPUTS, dtype=np.int64),
+            value_zeros=value_zeros,
+            value_ones=value_ones,
             near=np.zeros(4, dtype=np.int64),
-            before=np.zeros(view.columns + 1, dtype=np.int32),
+            live=np.flatnonzero(survey.columns),
+            here=row.copy(),
+            over=row.copy(),
+            twin=row.copy(),
+            before=row.copy(),
         )
 
 
@@ -112,40 +146,43 @@ def deepest_levels(values: int) -> int:
     return max(values - 1, 0).bit_length()
 
 
-@compiled
+@entry
 def code_flags(
-    state: np.ndarray, buffer: np.ndarray, flags: np.ndarray, units: np.ndarray, lag: int, weights: np.ndarray
-) -> None:
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    flags: np.ndarray,
+    units: np.ndarray,
+    lag: int,
+    weights: np.ndarray,
+    model: Flags,
+) -> Span:
     """Codes which rows or columns are live: by the flags before, those at the lag, and how busy their inputs are."""
-    evidence = np.zeros((104, 2), dtype=np.int32)
-    inputs, places = np.zeros(weights.size, dtype=np.int64), np.zeros(weights.size, dtype=np.int64)
-    for place in range(flags.size):
-        one = int(flags[place - 1]) if place >= 1 else 0
-        two = int(flags[place - 2]) if place >= 2 else 0
-        back = int(flags[place - lag]) if 0 < lag <= place else 0
-        beside = int(flags[place - lag + 1]) if 1 < lag <= place + 1 else 0
-        busy = 1 + min(int(units[place * units.size // flags.size]), 6) if units.size else 0
+    zeros, ones, places, inputs = model.zeros, model.ones, model.places, model.inputs
+    for place in range(len(flags)):
+        one = flags[place - 1] if place >= 1 else 0
+        two = flags[place - 2] if place >= 2 else 0
+        back = flags[place - lag] if 0 < lag <= place else 0
+        beside = flags[place - lag + 1] if 1 < lag <= place + 1 else 0
+        busy = 1 + min(units[place * len(units) // len(flags)], 6) if len(units) else 0
         places[1] = 1 + one + 2 * two
         places[2] = 5 + one + 2 * back + 4 * beside
         places[3] = 16 + busy
         places[4] = 32 + 8 * busy + one + 2 * back
-        for index in range(inputs.size):
-            inputs[index] = log_odds(evidence, places[index], _FLAG_PRIOR, _FLAG_PRIOR)
-        probability = mix(weights, inputs)
-        flag = code_bit(state, buffer, probability, int(flags[place]))
+        odds = weigh(zeros, ones, places, inputs, weights, _FLAG_INPUTS, _FLAG_PRIOR)
+        flag, span = decide(span, buffer, end, flags[place], odds, zeros, ones, places, inputs, weights,
+                            _FLAG_INPUTS, _FLAG_RATE, _MOST)  # fmt: skip
         flags[place] = flag
-        sway(weights, inputs, flag, probability, _FLAG_RATE)
-        for index in range(inputs.size):
-            learn(evidence, places[index], flag, _MOST)
+    return span
 
 
-@compiled
+@entry
 def code_mixed(
-    state: np.ndarray,
+    span: Span,
     buffer: np.ndarray,
+    end: int | None,
     symbols: np.ndarray,
     rows: np.ndarray,
-    columns: np.ndarray,
     units: np.ndarray,
     kernel: int,
     lag: int,
@@ -153,206 +190,244 @@ def code_mixed(
     value_weights: np.ndarray,
     values: int,
     levels: int,
-    model: Mixture,
-) -> None:
+    model: MixingModel,
+) -> Span:
     """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight.
 
     `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown.
     """
-    order, above = np.zeros(3, dtype=np.int64), -1
-    for row in range(rows.size):
-        if not rows[row]:
-            continue
-        in_kernel = last = until = 0
-        order[_LEVEL], order[_SINCE], order[_FOUND] = above >= 0, -1, 0
-        for column in range(columns.size):
-            if column == until:
-                in_kernel = 0
-                until += kernel
-            model.before[column + 1] = model.before[column]
-            if not columns[column]:
-                continue
-            place = row * columns.size + column
-            around = _around(symbols, place, row, column, columns.size, kernel, lag)
-            twin = 1 if above >= 0 and symbols[above * columns.size + column] else 0
-            _see(model, row, column, rows.size, columns.size, around, int(units[column]), in_kernel, kernel, lag,
-                 _order_context(order, twin))  # fmt: skip
-            probability = mix(cell_weights, model.inputs)
-            bit = code_bit(state, buffer, probability, 1 if symbols[place] else 0)
-            sway(cell_weights, model.inputs, bit, probability, _CELL_RATE)
-            for index in range(_CELL_INPUTS - 1):
-                learn(model.evidence, model.places[index], bit, _MOST)
-            in_kernel += bit
-            model.before[column + 1] += bit
-            _follow(order, bit, twin)
-            if bit:
-                _look_around(symbols, place, around, lag, levels, model.near)
-                model.near[0] = last
-                rank = _code_value(state, buffer, int(symbols[place]) - 1, values, levels, value_weights, model)
-                symbols[place] = rank + 1
-                last = 1 + (rank >> max(levels - 2, 0))
-        above = row
-
-
-# Where a row stands in order to the live row above it: whether they are level so far (weights in the same places), the
-# cells since they weren't (−1 from the next weight on), and the weights found. In a sorted matrix, a row that is level
-# has no weight where the one above has none.
-_LEVEL, _SINCE, _FOUND = range(3)
+    above = -1
+    for row in range(len(rows)):
+        if rows[row]:
+            _begin_row(model, row, above)
+            span = _code_row(span, buffer, end, symbols, row, above, len(rows), units, kernel, lag,
+                             cell_weights, value_weights, values, levels, model)  # fmt: skip
+            above = row
+    return span
 
 
 @compiled
-def _order_context(order: np.ndarray, twin: int) -> int:
+def _begin_row(model: MixingModel, row: int, above: int) -> None:
+    """Takes the row that was coded last for the live row above, and for the matrix row above if it is that one."""
+    here, over, twin = model.here, model.over, model.twin
+    adjacent = 1 if above == row - 1 else 0
+    for place in range(_MARGIN, len(here)):
+        twin[place] = here[place]
+        over[place] = here[place] * adjacent
+        here[place] = 0
+
+
+@compiled
+def _code_row(
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    symbols: np.ndarray,
+    row: int,
+    above: int,
+    rows: int,
+    units: np.ndarray,
+    kernel: int,
+    lag: int,
+    cell_weights: np.ndarray,
+    value_weights: np.ndarray,
+    values: int,
+    levels: int,
+    model: MixingModel,
+) -> Span:
+    """Codes the live cells of a row."""
+    here, before, over, twins = model.here, model.before, model.over, model.twin
+    zeros, ones, for_zero, for_one = model.zeros, model.ones, model.for_zero, model.for_one
+    places, inputs, own = model.places, model.inputs, _ROWS + rows + MOST_LAG
+    start = row * len(units)
+    in_kernel = until = last = found = filled = 0
+    level, since = 1 if above >= 0 else 0, -1
+    for column in model.live:
+        while filled < column:
+            before[_MARGIN + filled + 1] = before[_MARGIN + filled]
+            filled += 1
+        if column >= until:
+            in_kernel = 0
+            until = column - column % kernel + kernel
+        place, at = start + column, _MARGIN + column
+        twin = twins[at]
+        order = _order(level, since, found, twin) if level or since >= 0 else 0
+        _see(places, zeros, ones, here, over, before, row, own + column, column, units[column], in_kernel, kernel,
+             lag, order)  # fmt: skip
+        bit, span = _decide_cell(span, buffer, end, 1 if symbols[place] else 0, zeros, ones, for_zero, for_one, places,
+                                 inputs, cell_weights, lag)  # fmt: skip
+        before[at + 1] = before[at] + bit
+        filled += 1
+        if level or since >= 0:
+            level, since = _followed(level, since, bit, twin)
+        if bit:
+            here[at] = 1
+            in_kernel += 1
+            found += 1
+            _look_around(symbols, here, place, at, lag, levels, model.near)
+            model.near[0] = last
+            rank, span = _code_value(span, buffer, end, symbols[place] - 1, values, levels, value_weights, model)
+            symbols[place] = rank + 1
+            last = 1 + (rank >> max(levels - 2, 0))
+    return span
+
+
+# Where a row stands in order to the live row above it: `level` while they have weights in the same places; `since`, the
+# cells since they haven't (−1 from the next weight on); and the weights found. In a sorted matrix, a row that is level
+# has no weight where the one above has none.
+
+
+@compiled
+def _order(level: int, since: int, found: int, twin: int) -> int:
     """A cell's context by its row's order; `twin`: whether the cell above, in the live row above, holds a weight."""
-    if order[_LEVEL]:
-        return 3 + min(int(order[_FOUND]), 2) if twin else 2
-    if order[_SINCE] < 0:
+    if level:
+        return 3 + min(found, 2) if twin else 2
+    if since < 0:
         return 0
-    bits, since = 0, int(order[_SINCE])
-    while since:
+    bits = 0
+    while since and bits < 7:
         since >>= 1
         bits += 1
-    return 6 + min(bits, 7)
+    return 6 + bits
 
 
 @compiled
-def _follow(order: np.ndarray, bit: int, twin: int) -> None:
-    """Takes note of a cell that was coded."""
-    order[_FOUND] += bit
-    if order[_LEVEL] and bit != twin:
-        order[_LEVEL], order[_SINCE] = 0, 0
-    elif bit:
-        order[_SINCE] = -1
-    elif order[_SINCE] >= 0:
-        order[_SINCE] += 1
-
-
-# The neighbours of a cell that are known already, as bits.
-_LEFT, _LEFT2, _BACK, _BACK_LEFT, _BACK_RIGHT, _BACK2, _BACK_LEFT2, _BACK_RIGHT2, _UP, _UP_LEFT, _UP_RIGHT, _CHANNEL = (
-    1 << place for place in range(12)
-)
-
-
-@compiled
-def _around(symbols: np.ndarray, place: int, row: int, column: int, width: int, kernel: int, lag: int) -> int:
-    """Which neighbours hold weights: in the row, in the row at the lag, in the matrix row above, one kernel before."""
-    found = 0
-    if column >= 1 and symbols[place - 1]:
-        found |= _LEFT
-    if column >= 2 and symbols[place - 2]:
-        found |= _LEFT2
-    if lag > 1:
-        if column >= lag and symbols[place - lag]:
-            found |= _BACK
-        if column > lag and symbols[place - lag - 1]:
-            found |= _BACK_LEFT
-        if column >= lag - 1 and symbols[place - lag + 1]:
-            found |= _BACK_RIGHT
-        if column >= 2 * lag and symbols[place - 2 * lag]:
-            found |= _BACK2
-        if lag > 2 and column >= lag + 2 and symbols[place - lag - 2]:
-            found |= _BACK_LEFT2
-        if lag > 2 and column >= lag - 2 and symbols[place - lag + 2]:
-            found |= _BACK_RIGHT2
-    if row:
-        if symbols[place - width]:
-            found |= _UP
-        if column and symbols[place - width - 1]:
-            found |= _UP_LEFT
-        if column + 1 < width and symbols[place - width + 1]:
-            found |= _UP_RIGHT
-    if kernel > 1 and column >= kernel and symbols[place - kernel]:
-        found |= _CHANNEL
-    return found
+def _followed(level: int, since: int, bit: int, twin: int) -> tuple[int, int]:
+    """`level` and `since` after a cell that was coded."""
+    if level:
+        return (level, since) if bit == twin else (0, 0)
+    return 0, -1 if bit else since + 1 if since >= 0 else since
 
 
 @compiled
 def _see(
-    model: Mixture,
+    places: np.ndarray,
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    here: np.ndarray,
+    over: np.ndarray,
+    before: np.ndarray,
     row: int,
+    own: int,
     column: int,
-    rows: int,
-    columns: int,
-    around: int,
     unit: int,
     in_kernel: int,
     kernel: int,
     lag: int,
     order: int,
 ) -> None:
-    """Finds the contexts of a cell and their log-odds."""
-    evidence, assumed, places, inputs = model.evidence, model.assumed, model.places, model.inputs
-    crowd = 0
-    for neighbour in range(8):
-        crowd += around >> neighbour & 1
-    crowd += (around & 1) + (around >> 2 & 1)  # the nearest two count double
-    in_row = _bucket(evidence, _ROWS + row)
+    """Finds the contexts of a cell in its neighbours."""
+    at = _MARGIN + column
+    left, left2 = here[at - 1], here[at - 2]
+    back, near, crowd = 0, left + 2 * left2, 2 * left + left2
+    if lag > 1:
+        back, back_left, back_right, back2 = here[at - lag], here[at - lag - 1], here[at - lag + 1], here[at - 2 * lag]
+        near += 4 * back + 8 * back_left + 16 * back_right + 32 * back2
+        crowd += 2 * back + back_left + back_right + back2
+        if lag > 2:
+            crowd += here[at - lag - 2] + here[at - lag + 2]
+    upper = over[at] + 2 * over[at - 1] + 4 * over[at + 1]
+    if kernel > 1 and column >= kernel:
+        upper += 8 * here[at - kernel]
+    in_row = _bucket(ones[_ROWS + row], zeros[_ROWS + row])
+    wide = _wide(before, at, lag)
     places[0] = _TENSOR
     places[1] = _ROWS + row
-    places[2] = _ROWS + rows + column
-    places[3] = _ABOVE + (around >> 8) + 16 * min(crowd, 3)
-    places[4] = _NEAR + (around & 63)
-    places[5] = _WIDE + min(_wide(model.before, column, lag), 15) * _BUCKETS + in_row
+    places[2] = own
+    places[3] = _ABOVE + upper + 16 * (crowd if crowd < 3 else 3)
+    places[4] = _NEAR + near
+    places[5] = _WIDE + (wide if wide < 15 else 15) * _BUCKETS + in_row
     places[6] = _UNIT + unit
-    places[7] = _JOINT + in_row * _BUCKETS + _bucket(evidence, _ROWS + rows + column)
-    places[8] = _KERNEL + (min(in_kernel, 7) + 8 * ((around & 1) + (around >> 2 & 1)) if kernel > 1 else min(crowd, 9))
+    places[7] = _JOINT + in_row * _BUCKETS + _bucket(ones[own], zeros[own])
+    places[8] = _KERNEL + (min(in_kernel, 7) + 8 * (left + back) if kernel > 1 else crowd if crowd < 9 else 9)
     places[9] = _ORDER + order
-    base = log_odds(evidence, _TENSOR, assumed[0, 1], assumed[0, 0])
-    inputs[0] = base
-    for index in range(1, _CELL_INPUTS - 1):
-        inputs[index] = log_odds(evidence, places[index], assumed[index, 1], assumed[index, 0]) - base
-    ones, zeros = _beside(evidence, _ROWS + rows, column, columns, lag)
-    last = _CELL_INPUTS - 1
-    inputs[last] = log_count(ones + assumed[last, 1]) - log_count(zeros + assumed[last, 0]) - base
 
 
 @compiled
-def _wide(before: np.ndarray, column: int, lag: int) -> int:
+def _decide_cell(
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    bit: int,
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    for_zero: np.ndarray,
+    for_one: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    lag: int,
+) -> tuple[int, Span]:
+    """Codes whether a cell holds a weight, and learns from it, as `decide` does.
+
+    All inputs are less the first. The last is that of the columns around, and has no evidence of its own.
+    """
+    log, last = LOG, _CELL_INPUTS - 1
+    base = log_count(ones[_TENSOR] + for_one[0]) - log_count(zeros[_TENSOR] + for_zero[0])
+    inputs[0] = base
+    odds = weights[0] * base + (1 << 19)
+    for index in range(1, last):
+        place = places[index]
+        one, zero = ones[place] + for_one[index], zeros[place] + for_zero[index]
+        value = (log[one] if one < LOG_DIRECT else log_count(one)) - base
+        value -= log[zero] if zero < LOG_DIRECT else log_count(zero)
+        inputs[index] = value
+        odds += weights[index] * value
+    own = places[2]
+    one = for_one[last] + ones[own] + ones[own - 1] + ones[own + 1]
+    zero = for_zero[last] + zeros[own] + zeros[own - 1] + zeros[own + 1]
+    if lag:
+        one += ones[own - lag] + ones[own + lag]
+        zero += zeros[own - lag] + zeros[own + lag]
+    around = log_count(one) - log_count(zero) - base
+    probability = squash((odds + weights[last] * around) >> 20)
+    bit, span = code_bit(span, buffer, end, probability, bit)
+    error = ((bit << 16) - probability) * _CELL_RATE
+    weights[last] += (around * error + (1 << 15)) >> 16
+    seen, others = (ones, zeros) if bit else (zeros, ones)
+    for index in range(last):
+        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
+        place = places[index]
+        more = seen[place] + ONE_COUNT
+        if more > _MOST:
+            more >>= 1
+            others[place] >>= 1
+        seen[place] = more
+    return bit, span
+
+
+@compiled
+def _wide(before: np.ndarray, at: int, lag: int) -> int:
     """The weights in the wide neighbourhood: four columns before, and four to either side up to three lags back."""
-    found = int(before[column]) - int(before[max(column - _REACH, 0)])
+    found = before[at] - before[at - _REACH]
     if lag > 2:
-        for back in range(1, _ROWS_BACK + 1):
-            middle = column - back * lag
-            first, end = max(middle - _REACH, 0), min(middle + _REACH + 1, column)
-            if end > first:
-                found += int(before[end]) - int(before[first])
+        for back in range(lag, (_ROWS_BACK + 1) * lag, lag):
+            found += before[at - back + _REACH + 1 if back > _REACH else at] - before[at - back - _REACH]
     return found
 
 
 @compiled
-def _beside(evidence: np.ndarray, start: int, column: int, columns: int, lag: int) -> tuple[int, int]:
-    """The evidence of a column and of its neighbours, those at the lag included."""
-    ones, zeros = int(evidence[start + column, 1]), int(evidence[start + column, 0])
-    for distance in (1, lag):
-        if distance and column >= distance:
-            ones += int(evidence[start + column - distance, 1])
-            zeros += int(evidence[start + column - distance, 0])
-        if distance and column + distance < columns:
-            ones += int(evidence[start + column + distance, 1])
-            zeros += int(evidence[start + column + distance, 0])
-    return ones, zeros
+def _bucket(one: int, zero: int) -> int:
+    """The class of density of a row or column by its evidence."""
+    zero >>= 4
+    one >>= 4
+    if one:
+        share = (one + zero) // one
+        return _BY_SHARE[share] if share < 128 else _BY_SHARE[128]
+    return _BY_ZEROS[zero] if zero < 64 else _BY_ZEROS[64]
 
 
 @compiled
-def _bucket(evidence: np.ndarray, place: int) -> int:
-    """A class of density: 0 to 3 by how many zeros were seen if nothing else was, 4 to 11 by octaves."""
-    ones, zeros = int(evidence[place, 1]) >> 4, int(evidence[place, 0]) >> 4
-    bucket = 0
-    if ones == 0:
-        while bucket < 3 and zeros >> (2 * bucket + 2):
-            bucket += 1
-        return bucket
-    while bucket < 7 and (ones + zeros) >> (bucket + 1) >= ones:
-        bucket += 1
-    return 11 - bucket
-
-
-@compiled
-def _look_around(symbols: np.ndarray, place: int, around: int, lag: int, levels: int, near: np.ndarray) -> None:
+def _look_around(
+    symbols: np.ndarray, here: np.ndarray, place: int, at: int, lag: int, levels: int, near: np.ndarray
+) -> None:
     """The contexts of a value in its neighbours' values: their mean, the nearest one, the classes of two."""
-    left = int(symbols[place - 1]) if around & _LEFT else 0
-    back = int(symbols[place - lag]) if around & _BACK else 0
-    back_left = int(symbols[place - lag - 1]) if around & _BACK_LEFT else 0
-    back_right = int(symbols[place - lag + 1]) if around & _BACK_RIGHT else 0
+    left = symbols[place - 1] if here[at - 1] else 0
+    back = back_left = back_right = 0
+    if lag > 1:
+        back = symbols[place - lag] if here[at - lag] else 0
+        back_left = symbols[place - lag - 1] if here[at - lag - 1] else 0
+        back_right = symbols[place - lag + 1] if here[at - lag + 1] else 0
     count = 2 * (left > 0) + 2 * (back > 0) + (back_left > 0) + (back_right > 0)
     total = 2 * left + 2 * back + back_left + back_right
     mean = (2 * total + count) // (2 * count) if count else 0
@@ -370,33 +445,34 @@ def _class_of(symbol: int, shift: int) -> int:
 
 @compiled
 def _code_value(
-    state: np.ndarray, buffer: np.ndarray, rank: int, values: int, levels: int, weights: np.ndarray, model: Mixture
-) -> int:
+    span: Span,
+    buffer: np.ndarray,
+    end: int | None,
+    rank: int,
+    values: int,
+    levels: int,
+    weights: np.ndarray,
+    model: MixingModel,
+) -> tuple[int, Span]:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
-    places, inputs, near = model.value_places, model.value_inputs, model.near
+    zeros, ones, places, inputs, near = model.value_zeros, model.value_ones, model.places, model.inputs, model.near
     shallow = min(1 << levels, _SHALLOW)
-    start = 1 << levels
+    start = 2 << levels
     node = 1
     for level in range(levels - 1, -1, -1):
-        if (2 * node + 1 << level) - (1 << levels) >= values:
-            node = 2 * node
-            continue
-        places[0] = node
-        places[1] = node
-        count = 2
-        if node < shallow:
-            count = _VALUE_INPUTS
-            places[2] = start + near[0] * shallow + node
-            places[3] = start + (_CLASSES + near[1]) * shallow + node
-            places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow + node
-            places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow + node
-        for index in range(_VALUE_INPUTS):
-            table = model.shared if index == 1 else model.value_evidence
-            inputs[index] = log_odds(table, places[index], _VALUE_PRIOR, _VALUE_PRIOR) if index < count else 0
-        probability = mix(weights, inputs)
-        bit = code_bit(state, buffer, probability, rank >> level & 1)
-        sway(weights, inputs, bit, probability, _VALUE_RATE)
-        for index in range(count):
-            learn(model.shared if index == 1 else model.value_evidence, places[index], bit, _MOST)
+        bit = 0
+        if ((2 * node + 1) << level) - (1 << levels) < values:
+            places[0] = (1 << levels) + node
+            places[1] = node
+            count = 2
+            if node < shallow:
+                count = _VALUE_INPUTS
+                places[2] = start + near[0] * shallow + node
+                places[3] = start + (_CLASSES + near[1]) * shallow + node
+                places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow + node
+                places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow + node
+            odds = weigh(zeros, ones, places, inputs, weights, count, _VALUE_PRIOR)
+            bit, span = decide(span, buffer, end, rank >> level & 1, odds, zeros, ones, places, inputs, weights,
+                               count, _VALUE_RATE, _MOST)  # fmt: skip
         node = 2 * node + bit
-    return node - (1 << levels)
+    return node - (1 << levels), span

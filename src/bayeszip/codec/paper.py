@@ -1,13 +1,15 @@
 """The paper's coder: sparse rows and Huffman codes, one for each codebook. Raw tensors are stored as they are."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from bayeszip.codec.bits import BitReader, BitWriter
-from bayeszip.codec.csr import WIDEST, Layout, Tensor, choose_layout, read_entries, read_layout, write_entries
+from bayeszip.codec.compilation import prepare
+from bayeszip.codec.csr import WIDEST, Layout, SymbolRows, choose_layout, read_entries, read_layout, write_entries
 from bayeszip.codec.csr import write_layout as write_csr_layout
-from bayeszip.codec.header import Outline, TensorOutline
+from bayeszip.codec.header import Outline, TensorOutline, codebook_length, scaled
 from bayeszip.codec.huffman import HuffmanCode
 from bayeszip.codec.parts import Part
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical, TrailingBytes
@@ -42,10 +44,11 @@ class PaperCoder:
 
     def write(self, model: CompressedModel, outline: Outline) -> bytes:
         """Code tables, then tensors in order."""
+        prepare(outline.memory)
         layouts = {
-            name: choose_layout(tensor.symbols.reshape(-1), tensor.shape, self.offset_bits)
-            for name, tensor in model.tensors.items()
-            if isinstance(tensor, QuantizedTensor) and tensor.nonzero
+            described: choose_layout(tensor.symbols.reshape(-1), tensor.shape, self.offset_bits)
+            for described, tensor in _quantized(model, outline)
+            if tensor.nonzero
         }
         out = BitWriter()
         codes = _codes(model, outline, layouts)
@@ -53,30 +56,35 @@ class PaperCoder:
             out.put(code is not None, 1)
             if code is not None:
                 code.write(out)
-        for described, tensor in zip(outline.tensors, model.tensors.values(), strict=True):
+        for described, tensor in _in_order(model, outline):
             if isinstance(tensor, RawTensor):
                 _write_raw(out, tensor)
             else:
-                code = codes[described.codebook] if described.codebook is not None else None
-                _write_quantized(out, tensor, layouts.get(described.name), code)
+                _write_quantized(out, tensor, layouts.get(described), codes[described.codebook or 0])
         return out.to_bytes()
 
     def read(
         self, outline: Outline, data: bytes, start: int, end: int, parts: list[Part]
     ) -> dict[str, QuantizedTensor | RawTensor]:
         """The tensors in `data[start:end]`; what took which bits is added to `parts`."""
+        prepare(outline.memory)
         source = BitReader(data, start, end)
         codes = []
         for codebook in outline.codebooks:
             used = source.get(1, "a code's mark")
-            codes.append(HuffmanCode.read(source, len(codebook) // 4) if used else None)
+            codes.append(HuffmanCode.read(source, codebook_length(codebook)) if used else None)
         parts.append(Part(None, "codes", 8 * start, source.position))
         tensors: dict[str, QuantizedTensor | RawTensor] = {}
         for described in outline.tensors:
             if described.dtype is not None:
                 tensors[described.name] = _read_raw(source, described, described.dtype, parts)
-            else:
-                tensors[described.name] = _read_quantized(source, described, outline, codes, parts)
+                continue
+            tensor = _read_quantized(source, described, outline, codes, parts)
+            if described.scale is not None:
+                begin = source.position
+                tensor = scaled(tensor, _read_quantized(source, described.scale, outline, codes, []), described.axis)
+                parts.append(Part(described.name, "scales", begin, source.position))
+            tensors[described.name] = tensor
         if source.end - source.position >= 8:
             raise TrailingBytes(f"{(source.end - source.position) // 8} bytes follow the last tensor")
         parts.append(Part(None, "padding", source.position, 8 * end))
@@ -87,17 +95,30 @@ class PaperCoder:
         return tensors
 
 
-def _codes(model: CompressedModel, outline: Outline, layouts: dict[str, Layout]) -> list[HuffmanCode | None]:
-    """A code for each codebook that any entry uses, over the symbols of all its tensors and their padding."""
-    counts = [np.zeros(len(codebook) // 4, dtype=np.int64) for codebook in outline.codebooks]
+def _in_order(model: CompressedModel, outline: Outline) -> Iterator[tuple[TensorOutline, QuantizedTensor | RawTensor]]:
+    """All tensors, each with the vector of its scales behind it."""
     for described in outline.tensors:
-        layout = layouts.get(described.name)
         tensor = model.tensors[described.name]
-        if layout is None or described.codebook is None or not isinstance(tensor, QuantizedTensor):
-            continue
-        found = _histogram(tensor)
-        found[0] = layout.padding
-        counts[described.codebook] += found
+        yield described, tensor
+        if described.scale is not None and isinstance(tensor, QuantizedTensor) and tensor.scale is not None:
+            yield described.scale, tensor.scale
+
+
+def _quantized(model: CompressedModel, outline: Outline) -> Iterator[tuple[TensorOutline, QuantizedTensor]]:
+    for described, tensor in _in_order(model, outline):
+        if isinstance(tensor, QuantizedTensor):
+            yield described, tensor
+
+
+def _codes(model: CompressedModel, outline: Outline, layouts: dict[TensorOutline, Layout]) -> list[HuffmanCode | None]:
+    """A code for each codebook that any entry uses, over the symbols of all its tensors and their padding."""
+    counts = [np.zeros(codebook_length(codebook), dtype=np.int64) for codebook in outline.codebooks]
+    for described, tensor in _quantized(model, outline):
+        layout = layouts.get(described)
+        if layout is not None:
+            found = _histogram(tensor)
+            found[0] = layout.padding
+            counts[described.codebook or 0] += found
     return [HuffmanCode.of_counts(found) if found.any() else None for found in counts]
 
 
@@ -117,7 +138,7 @@ def _write_quantized(out: BitWriter, tensor: QuantizedTensor, layout: Layout | N
     out.put(layout is not None, 1)
     if layout is not None and code is not None:
         write_csr_layout(out, layout)
-        write_entries(out, Tensor.of(tensor.symbols.reshape(-1), tensor.shape, layout.transposed), layout, code)
+        write_entries(out, SymbolRows.of(tensor.symbols.reshape(-1), tensor.shape, layout.transposed), layout, code)
 
 
 def _read_quantized(
@@ -127,25 +148,25 @@ def _read_quantized(
     codes: list[HuffmanCode | None],
     parts: list[Part],
 ) -> QuantizedTensor:
-    codebook = described.codebook or 0
-    values = np.frombuffer(outline.codebooks[codebook], dtype="<f4")
     begin = source.position
     filled = described.size and source.get(1, "a tensor's mark")
-    symbols = np.zeros(described.size, dtype=np.uint8 if values.size <= 2**8 else np.uint16)
+    symbols = np.zeros(described.size, dtype=np.uint8 if outline.symbols(described) <= 2**8 else np.uint16)
     name = described.name
     if filled:
-        code = codes[codebook]
+        code = codes[described.codebook or 0]
         if code is None:
             raise CorruptPayload("a tensor has weights, but there is no code for them")
         layout = read_layout(source, described.size, described.shape)
-        offsets, entries = read_entries(source, Tensor.of(symbols, described.shape, layout.transposed), layout, code)
+        offsets, entries = read_entries(
+            source, SymbolRows.of(symbols, described.shape, layout.transposed), layout, code
+        )
         parts.append(Part(name, "rows", begin, offsets))
         parts.append(Part(name, "offsets", offsets, entries))
         parts.append(Part(name, "values", entries, source.position))
     else:
         parts.append(Part(name, "rows", begin, source.position))
     symbols.flags.writeable = False
-    return QuantizedTensor(symbols.reshape(described.shape), values)
+    return QuantizedTensor(symbols.reshape(described.shape), outline.values(described), outline.grid(described))
 
 
 def _write_raw(out: BitWriter, tensor: RawTensor) -> None:

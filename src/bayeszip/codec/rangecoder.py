@@ -11,91 +11,84 @@ import numpy as np
 from bayeszip.codec.compilation import compiled
 from bayeszip.codec.syntax import NotCanonical, TrailingBytes
 
-__all__ = ["DECODING", "POSITION", "PROBABILITY_BITS", "STATE", "RangeDecoder", "RangeEncoder", "code_bit", "code_bits"]
+__all__ = ["PROBABILITY_BITS", "RangeDecoder", "RangeEncoder", "Span", "code_bit", "code_bits"]
 
 PROBABILITY_BITS = 16
 
-#: places in a coder's state: the interval's low end (encoder) or the code's distance from it (decoder), its width,
-#: the next byte of the buffer, where the buffer ends, and the direction
-OFFSET, WIDTH, POSITION, END, DECODING = range(5)
-STATE = 5
+#: where a coder is: the interval's low end (encoder) or the code's distance from it (decoder), its width, and the next
+#: byte of the buffer. Loops hand it on by value, so that compiled ones keep it in registers.
+Span = tuple[int, int, int]
 
 _FULL = 1 << 40
 _NARROW = 1 << 32
 
 
 @compiled
-def code_bit(state: np.ndarray, buffer: np.ndarray, probability: int, bit: int) -> int:
-    """Codes `bit`, which is 1 with `probability` / 2¹⁶ (from 1 to 2¹⁶ − 1); returns it, when decoding as well."""
-    width = state[WIDTH]
+def code_bit(span: Span, buffer: np.ndarray, end: int | None, probability: int, bit: int) -> tuple[int, Span]:
+    """Codes `bit`, which is 1 with `probability` / 2¹⁶ (from 1 to 2¹⁶ − 1); returns it, when decoding as well.
+
+    `end` is where the bytes of a decoder end; None: bytes are written. Loops are compiled for either apart.
+    """
+    offset, width, position = span
     split = (width * probability) >> PROBABILITY_BITS
-    if state[DECODING]:
-        offset = state[OFFSET]
-        if offset < split:
-            bit, width = 1, split
-        else:
-            bit, width = 0, width - split
-            state[OFFSET] = offset - split
-        while width <= _NARROW:
-            width <<= 8
-            _shift_in(state, buffer)
-    else:
+    if end is None:
         if bit:
             width = split
         else:
             width -= split
-            state[OFFSET] += split
+            offset += split
         while width <= _NARROW:
             width <<= 8
-            _shift_out(state, buffer)
-    state[WIDTH] = width
-    return bit
+            offset, position = _shift_out(offset, position, buffer)
+    else:
+        if offset < split:
+            bit, width = 1, split
+        else:
+            bit, width = 0, width - split
+            offset -= split
+        while width <= _NARROW:
+            width <<= 8
+            offset = offset << 8 | (int(buffer[position]) if position < end else 0)  # beyond the end there are zeros
+            position += 1
+    return bit, (offset, width, position)
 
 
 @compiled
-def _shift_in(state: np.ndarray, buffer: np.ndarray) -> None:
-    """Takes the next byte; beyond the end there are zeros."""
-    position = state[POSITION]
-    state[OFFSET] = state[OFFSET] << 8 | (int(buffer[position]) if position < state[END] else 0)
-    state[POSITION] = position + 1
-
-
-@compiled
-def _shift_out(state: np.ndarray, buffer: np.ndarray) -> None:
+def _shift_out(low: int, position: int, buffer: np.ndarray) -> tuple[int, int]:
     """Writes the top byte of the low end; a carry runs back through the bytes written before."""
-    low = state[OFFSET]
     if low >= _FULL:
-        carry = state[POSITION] - 1
+        carry = position - 1
         while buffer[carry] == 255:
             buffer[carry] = 0
             carry -= 1
         buffer[carry] += 1
         low -= _FULL
-    buffer[state[POSITION]] = low >> 32
-    state[POSITION] += 1
-    state[OFFSET] = (low & (_NARROW - 1)) << 8
+    buffer[position] = low >> 32
+    return (low & (_NARROW - 1)) << 8, position + 1
 
 
 @compiled
-def code_bits(state: np.ndarray, buffer: np.ndarray, value: int, count: int) -> int:
+def code_bits(span: Span, buffer: np.ndarray, end: int | None, value: int, count: int) -> tuple[int, Span]:
     """Codes the `count` low bits of `value`, each as likely 0 as 1, the most significant first."""
     result = 0
     for shift in range(count - 1, -1, -1):
-        result = result << 1 | code_bit(state, buffer, 1 << (PROBABILITY_BITS - 1), value >> shift & 1)
-    return result
+        bit, span = code_bit(span, buffer, end, 1 << (PROBABILITY_BITS - 1), value >> shift & 1)
+        result = result << 1 | bit
+    return result, span
 
 
 class RangeEncoder:
-    """Kernels write into `buffer` through `state`; `reserve` makes room beforehand."""
+    """Loops write into `buffer` from `span` on; `reserve` makes room beforehand."""
+
+    end = None
 
     def __init__(self) -> None:
         self.buffer = np.zeros(4096, dtype=np.uint8)
-        self.state = np.zeros(STATE, dtype=np.int64)
-        self.state[WIDTH] = _FULL
+        self.span: Span = (0, _FULL, 0)
 
     @property
     def position(self) -> int:
-        return int(self.state[POSITION])
+        return self.span[2]
 
     def reserve(self, count: int) -> None:
         """Makes room for `count` more bytes, and the last few."""
@@ -106,56 +99,53 @@ class RangeEncoder:
 
     def bits(self, value: int, count: int) -> int:
         self.reserve(count)
-        return int(code_bits(self.state, self.buffer, value, count))
+        value, self.span = code_bits(self.span, self.buffer, self.end, value, count)
+        return value
 
     def finish(self) -> bytes:
         """The bytes: rounds the low end up to as many zero bytes as the interval allows, and leaves zeros out."""
         self.reserve(8)
-        low, width = int(self.state[OFFSET]), int(self.state[WIDTH])
+        low, width, position = self.span
         for zeros in range(5, -1, -1):
             unit = 1 << 8 * zeros
             chosen = (low + unit - 1) // unit * unit
             if chosen < low + width:
                 break
-        self.state[OFFSET] = chosen
         for _ in range(5):
-            _shift_out(self.state, self.buffer)
-        return self.buffer[: self.position].tobytes().rstrip(b"\0")
+            chosen, position = _shift_out(chosen, position, self.buffer)
+        return self.buffer[:position].tobytes().rstrip(b"\0")
 
 
 class RangeDecoder:
-    """Reads `data[start:end]`; kernels advance `state`."""
+    """Reads `data[start:end]`; loops advance `span`."""
 
     def __init__(self, data: bytes, start: int, end: int) -> None:
-        # A copy that could be written to, so that both directions have the same compiled loops.
+        # A copy that could be written to, so that both directions have arrays of one type.
         self.buffer = np.frombuffer(data, dtype=np.uint8)[start:end].copy()
-        self.state = np.zeros(STATE, dtype=np.int64)
-        self.state[WIDTH], self.state[END], self.state[DECODING] = _FULL, end - start, 1
-        self.start = start
-        for _ in range(5):
-            _shift_in(self.state, self.buffer)
+        self.span: Span = (int.from_bytes(data[start : min(end, start + 5)].ljust(5, b"\0"), "big"), _FULL, 5)
+        self.start, self.end = start, end - start
 
     @property
     def position(self) -> int:
         """How far the bytes are accounted for; the coder is five bytes ahead of what it has used."""
-        return self.start + min(max(int(self.state[POSITION]) - 5, 0), int(self.state[END]))
+        return self.start + min(max(self.span[2] - 5, 0), self.end)
 
     def reserve(self, count: int) -> None:
         """Reading needs no room."""
 
     def bits(self, value: int, count: int) -> int:
-        return int(code_bits(self.state, self.buffer, value, count))
+        value, self.span = code_bits(self.span, self.buffer, self.end, value, count)
+        return value
 
     def finish(self) -> None:
         """Refuses bytes that are not the ones `RangeEncoder.finish` gives."""
-        offset, width = int(self.state[OFFSET]), int(self.state[WIDTH])
-        end = int(self.state[END])
-        unread = end - int(self.state[POSITION])
+        offset, width, position = self.span
+        unread = self.end - position
         if unread > 0:
             raise TrailingBytes(f"{unread} bytes follow the last tensor")
-        if not end:
+        if not self.end:
             return
         unit = 1 << 8 * min(-unread, 8)
-        last = int(self.buffer[end - 1])
+        last = int(self.buffer[self.end - 1])
         if not last or offset >= unit or offset + (256 - last) * unit < width:
             raise NotCanonical("the coded weights don't end in the shortest way")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled
-from bayeszip.codec.evidence import UNIT_WEIGHT, learn, log_odds, mix, sway
-from bayeszip.codec.rangecoder import code_bit, code_bits
+from bayeszip.codec.compilation import compiled, entry
+from bayeszip.codec.evidence import UNIT_WEIGHT, decide, weigh
+from bayeszip.codec.rangecoder import Span, code_bits
 
 __all__ = ["LEAST_NOISE", "RawMemory", "code_raw", "from_planes", "noise_of", "planes_of"]
 
@@ -27,18 +27,24 @@ _BLOCK = 1 << 16
 
 
 class RawMemory(NamedTuple):
-    """What is carried between tensors with elements of one size: evidence and mixing weights for each byte's place."""
+    """What is carried between tensors with elements of one size: evidence and mixing weights for each byte's place.
 
-    evidence: np.ndarray
+    `places` and `inputs` are those of the decision at hand, `contexts` those of its byte.
+    """
+
+    zeros: np.ndarray
+    ones: np.ndarray
     weights: np.ndarray
+    contexts: np.ndarray
+    places: np.ndarray
+    inputs: np.ndarray
 
     @classmethod
     def fresh(cls, itemsize: int) -> "RawMemory":
         weights = np.array(_WEIGHTS, dtype=np.int64) * (UNIT_WEIGHT >> 16)
-        return cls(
-            evidence=np.zeros((itemsize * _CONTEXTS * 256, 2), dtype=np.uint16),
-            weights=np.repeat(weights[None], itemsize, axis=0),
-        )
+        zeros, ones = np.zeros((2, itemsize * _CONTEXTS * 256), dtype=np.uint16)
+        contexts, places, inputs = np.zeros((3, _INPUTS), dtype=np.int64)
+        return cls(zeros, ones, np.repeat(weights[None], itemsize, axis=0), contexts, places, inputs)
 
 
 def planes_of(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -72,87 +78,78 @@ def noise_of(planes: np.ndarray) -> int:
     noise = 0
     if count >= LEAST_NOISE:
         for place in range(planes.shape[1]):
-            squares = sum(int(found) ** 2 for found in _histogram(planes, place))
+            squares = sum(int(found) ** 2 for found in _histogram(planes[:, place]))
             excess = 256 * squares - count * count  # χ² · count
             if 187 * count < excess < max(323 * count, count * count // 64):
                 noise |= 1 << place
     return noise
 
 
-@compiled
-def _histogram(planes: np.ndarray, place: int) -> np.ndarray:
-    found = np.zeros(256, dtype=np.int64)
-    for element in range(planes.shape[0]):
-        found[planes[element, place]] += 1
-    return found
+def _histogram(octets: np.ndarray) -> np.ndarray:
+    """How often each octet occurs; piece by piece, since numpy counts in wide integers."""
+    pieces = (octets[first : first + _BLOCK] for first in range(0, octets.size, _BLOCK))
+    return sum((np.bincount(piece, minlength=256) for piece in pieces), start=np.zeros(256, dtype=np.int64))
 
 
-@compiled
+@entry
 def code_raw(
-    state: np.ndarray,
+    span: Span,
     buffer: np.ndarray,
-    planes: np.ndarray,
+    end: int | None,
+    octets: np.ndarray,
+    size: int,
     first: int,
     last: int,
     row: int,
     noise: int,
-    evidence: np.ndarray,
-    weights: np.ndarray,
-) -> None:
-    """Codes the elements `first` to `last`; `row` elements make a row."""
-    size = planes.shape[1]
-    contexts, inputs = np.zeros(_INPUTS, dtype=np.int64), np.zeros(_INPUTS, dtype=np.int64)
+    memory: RawMemory,
+) -> Span:
+    """Codes the elements `first` to `last`, each of `size` octets; `row` elements make a row."""
+    contexts = memory.contexts
     for element in range(first, last):
         onward = 1  # whether the element goes on as the last two point
         for place in range(size):
+            at = element * size + place
             if noise >> place & 1:
-                planes[element, place] = code_bits(state, buffer, int(planes[element, place]), 8)
+                byte, span = code_bits(span, buffer, end, int(octets[at]), 8)
+                octets[at] = byte
                 continue
-            before = int(planes[element - 1, place]) if element >= 1 else 0
-            distant = int(planes[element - row, place]) if element >= row else 0
-            pointed = _pointed(planes, element, place)
-            higher = int(planes[element, place - 1]) if place else 0
+            pointed = _pointed(octets, size, element, place)
             contexts[0] = place * _CONTEXTS
-            contexts[1] = contexts[0] + 1 + before
-            contexts[2] = contexts[0] + 257 + higher
-            contexts[3] = contexts[0] + 513 + distant
+            contexts[1] = contexts[0] + 1 + (octets[at - size] if element >= 1 else 0)
+            contexts[2] = contexts[0] + 257 + (octets[at - 1] if place else 0)
+            contexts[3] = contexts[0] + 513 + (octets[at - row * size] if element >= row else 0)
             contexts[4] = contexts[0] + 769 + (pointed if onward else 256)
-            byte = _code_byte(state, buffer, int(planes[element, place]), contexts, inputs, evidence, weights[place])
-            planes[element, place] = byte
+            byte, span = _code_byte(span, buffer, end, int(octets[at]), memory, memory.weights[place])
+            octets[at] = byte
             if byte != pointed:
                 onward = 0
+    return span
 
 
 @compiled
-def _pointed(planes: np.ndarray, element: int, place: int) -> int:
+def _pointed(octets: np.ndarray, size: int, element: int, place: int) -> int:
     """The byte of twice the last element less the one before it, as whole numbers."""
     if element < 2:
         return 0
-    borrow = 0
-    for lower in range(planes.shape[1] - 1, place - 1, -1):
-        total = 2 * int(planes[element - 1, lower]) - int(planes[element - 2, lower]) + borrow
+    borrow = total = 0
+    for lower in range((element - 1) * size + size - 1, (element - 1) * size + place - 1, -1):
+        total = 2 * octets[lower] - octets[lower - size] + borrow
         borrow = total >> 8
     return total & 255
 
 
 @compiled
 def _code_byte(
-    state: np.ndarray,
-    buffer: np.ndarray,
-    byte: int,
-    contexts: np.ndarray,
-    inputs: np.ndarray,
-    evidence: np.ndarray,
-    weights: np.ndarray,
-) -> int:
+    span: Span, buffer: np.ndarray, end: int | None, byte: int, memory: RawMemory, weights: np.ndarray
+) -> tuple[int, Span]:
+    contexts, places, inputs = memory.contexts, memory.places, memory.inputs
     node = 1
     for level in range(7, -1, -1):
         for index in range(_INPUTS):
-            inputs[index] = log_odds(evidence, contexts[index] * 256 + node, _PRIOR, _PRIOR)
-        probability = mix(weights, inputs)
-        bit = code_bit(state, buffer, probability, byte >> level & 1)
-        sway(weights, inputs, bit, probability, _RATE)
-        for index in range(_INPUTS):
-            learn(evidence, contexts[index] * 256 + node, bit, _MOST)
+            places[index] = contexts[index] * 256 + node
+        odds = weigh(memory.zeros, memory.ones, places, inputs, weights, _INPUTS, _PRIOR)
+        bit, span = decide(span, buffer, end, byte >> level & 1, odds, memory.zeros, memory.ones, places, inputs,
+                           weights, _INPUTS, _RATE, _MOST)  # fmt: skip
         node = 2 * node + bit
-    return node - 256
+    return node - 256, span

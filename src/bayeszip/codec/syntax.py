@@ -1,4 +1,4 @@
-"""The grammar of a file: fields that know how to write and how to read themselves, named errors, limits.
+"""The grammar of a file: fields that know how to write and how to read themselves, named errors.
 
 Each field is described once; `write` and `read` of one description can't drift apart. A field's `write` refuses what
 its `read` would refuse.
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from bayeszip.errors import FormatError
+from bayeszip.limits import Budget, LimitExceeded, Limits
 
 __all__ = [
     "ChecksumMismatch",
@@ -21,7 +22,6 @@ __all__ = [
     "InvalidField",
     "InvalidGraph",
     "LimitExceeded",
-    "Limits",
     "Many",
     "NotBayesZip",
     "NotCanonical",
@@ -37,105 +37,65 @@ __all__ = [
     "Tuple",
     "UnknownCoder",
     "UnsupportedVersion",
-    "shown",
 ]
 
-_LONGEST_MESSAGE = 200
 
-
-class _Refusal(FormatError):
-    """What all named kinds share: a message that is safe to print, whatever the file put into it."""
-
-    def __init__(self, message: str) -> None:
-        printable = message if message.isprintable() else ascii(message)
-        super().__init__(printable if len(printable) <= _LONGEST_MESSAGE else printable[: _LONGEST_MESSAGE - 1] + "…")
-
-
-class NotBayesZip(_Refusal):
+class NotBayesZip(FormatError):
     """The file doesn't begin as a `.bayz` file does."""
 
 
-class UnsupportedVersion(_Refusal):
+class UnsupportedVersion(FormatError):
     """The file was written by a later format version than this reader knows."""
 
 
-class UnknownCoder(_Refusal):
+class UnknownCoder(FormatError):
     """The file names a coder that doesn't exist."""
 
 
-class ChecksumMismatch(_Refusal):
+class ChecksumMismatch(FormatError):
     """The file was damaged: its checksum doesn't fit its bytes."""
 
 
-class Truncated(_Refusal):
+class Truncated(FormatError):
     """The file ends before it should."""
 
 
-class TrailingBytes(_Refusal):
+class TrailingBytes(FormatError):
     """The file goes on after it should have ended."""
 
 
-class InvalidField(_Refusal):
+class InvalidField(FormatError):
     """A field of the header holds a value that it can't have."""
 
 
-class DuplicateName(_Refusal):
+class DuplicateName(FormatError):
     """Two tensors of the file have the same name."""
 
 
-class InvalidGraph(_Refusal):
+class InvalidGraph(FormatError):
     """The file's graph is not one: an unknown operator, a value that doesn't exist, a wrong number of inputs."""
 
 
-class InvalidCode(_Refusal):
+class InvalidCode(FormatError):
     """A prefix code of the file is over- or under-subscribed."""
 
 
-class CorruptPayload(_Refusal):
+class CorruptPayload(FormatError):
     """The coded weights contradict the header or themselves."""
 
 
-class NotCanonical(_Refusal):
+class NotCanonical(FormatError):
     """The file says what it says in another way than the one this format prescribes."""
 
 
-class LimitExceeded(_Refusal):
-    """The file declares more than the caller's limits allow."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a file may ask of the machine that reads it, checked before anything is allocated.
-
-    Args:
-        elements: the most weights in all tensors together.
-        memory: the most bytes that the decoded tensors may take together.
-    """
-
-    elements: int = 2**30
-    memory: int = 2**32
-
-    def check(self, elements: int, memory: int) -> None:
-        """Refuses a file that declares `elements` weights in `memory` bytes, if either is too much."""
-        if elements > self.elements:
-            raise LimitExceeded(f"the file declares {elements} weights, the limit is {self.elements}; raise `elements`")
-        if memory > self.memory:
-            raise LimitExceeded(f"the file declares {memory} bytes, the limit is {self.memory}; raise `memory`")
-
-
-def shown(text: object) -> str:
-    """Text from a file, made safe to print: escaped, and cut where it is long."""
-    escaped = ascii(text)
-    return escaped if len(escaped) <= _LONGEST_MESSAGE // 2 else escaped[: _LONGEST_MESSAGE // 2] + "…"
-
-
 class Reader:
-    """Takes bytes from the front of `data`; never beyond `end`."""
+    """Takes bytes from the front of `data`; never beyond `end`, nor more of anything than `budget` has."""
 
-    def __init__(self, data: bytes, start: int = 0, end: int | None = None) -> None:
+    def __init__(self, data: bytes, start: int = 0, end: int | None = None, budget: Budget | None = None) -> None:
         self.data = data
         self.position = start
         self.end = len(data) if end is None else end
+        self.budget = budget or Budget(Limits.none())
 
     def take(self, count: int, what: str) -> bytes:
         if count > self.end - self.position:
@@ -268,11 +228,16 @@ class Tuple:
 
 @dataclass(frozen=True)
 class Many:
-    """A count, then as many items. Every item takes at least a byte, so a count can't exceed what is left."""
+    """A count, then as many items. Every item takes at least a byte, so a count can't exceed what is left.
+
+    `charged`: the limit that items count for; `weight`: how much each of them, 1 by default.
+    """
 
     name: str
     item: Field
     most: int = 2**16
+    charged: str | None = None
+    weight: Callable[[Any], int] | None = None
 
     def write(self, out: bytearray, value: Sequence[Any]) -> None:
         Number(self.name, self.most).write(out, len(value))
@@ -283,7 +248,14 @@ class Many:
         count = Number(self.name, self.most).read(source)
         if count > source.end - source.position:
             raise Truncated(f"{count} {self.name} are declared in {source.end - source.position} bytes")
-        return tuple(self.item.read(source) for _ in range(count))
+        if self.charged is None:
+            return tuple(self.item.read(source) for _ in range(count))
+        source.budget.check(self.charged, count)
+        items = []
+        for _ in range(count):
+            items.append(self.item.read(source))
+            source.budget.charge(self.charged, self.weight(items[-1]) if self.weight else 1)
+        return tuple(items)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The object for a training loop of one's own.
 
-    compressor = Compressor(model, "quick", n_data=len(dataset))       Gaussian weights in place, a mixture beside them
+    compressor = Compressor(model, "quick", n_data=len(dataset))       Gaussian weights in place, terms beside them
     optimizer = torch.optim.Adam(compressor.parameter_groups())
     compressor.set_rates_of(optimizer)                                 the recipe's learning rates, phase by phase
 
@@ -11,7 +11,7 @@
 
     result = compressor.finalize(example_inputs=(inputs[:2],))         the model is plain again, with shared values
 
-Data-parallel: make the Compressor first, on every rank alike, then wrap the model; the mixture stays outside, and since
+Data-parallel: make the Compressor first, on every rank alike, then wrap the model; the terms stay outside, and since
 the regularizer has the same gradient everywhere, so do all ranks. `torch.compile` the model as usual.
 """
 
@@ -29,38 +29,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayeszip.ending import Ending, bytes_now
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
-from bayeszip.fitting import Phase, count_examples, evaluate, fit
-from bayeszip.fitting.batches import Batches, outputs_of
+from bayeszip.fitting import Course, Phase, count_examples, evaluate, fit, start_terms
+from bayeszip.fitting.batches import Loader, called_with
 from bayeszip.fitting.checkpoint import differences
-from bayeszip.fitting.finite import weights_not_finite
-from bayeszip.fitting.loop import PRUNING_LOG_ALPHA, survivors
+from bayeszip.fitting.course import RATE, Dials, Loss, Problem, groups_of, is_in_force
+from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
 from bayeszip.fitting.state import load_module_state, module_state
-from bayeszip.fitting.steps import Dials, Loss, dials_at
-from bayeszip.fitting.teacher import imitation
+from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable
-from bayeszip.pipeline import Ending, bytes_now, start_prior
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize
+from bayeszip.quantize import quantize
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
-from bayeszip.targets import Target, within_bytes
-from bayeszip.variational import (
-    VariationalLayer,
-    check_materialized,
-    regularizer,
-    to_stock,
-    to_variational,
-    variational_weights,
-)
-from bayeszip.variational.distributions import log_alpha
+from bayeszip.targets import Target
+from bayeszip.variational import Term, check_materialized, to_stock, to_variational, variational_weights
 
 __all__ = ["Compressor", "CompressorStats"]
-
-#: In a group of parameters, the field of `Phase` that holds its learning rate.
-RATE = "bayeszip_rate"
 
 #: Steps between two looks for numbers that are not finite, on a GPU.
 CHECK_EVERY = 50
@@ -74,8 +62,8 @@ class CompressorStats:
     #: Steps of the optimizer so far, and in all.
     step: int
     steps: int
-    tau1: float
-    tau2: float
+    #: The weights of the terms in force, by name.
+    taus: Mapping[str, float]
     #: Factor on the recipe's learning rates.
     rate: float
     #: Share of the Gaussian weights that would be zero if the network were quantized now.
@@ -139,14 +127,17 @@ class Compressor:
         settings = self.recipe
         self.conversion = to_variational(self.model, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
         self._weights = tuple(variational_weights(self.model))
-        #: The mixture over the means; not a part of the model. None if no phase has τ₂.
-        self.prior = start_prior(self.model, settings)
+        #: The terms of the objective, which hold what is trained beside the model.
+        self.terms = start_terms(self.model, settings.phases, settings.starts)
         #: Factor on τ₁, for whoever wants to steer.
         self.strength = 1.0
         self._step = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._finalized = False
-        self._enter_phase()
+        self._course = self._new_course()
+        self._course.enter()
+        self._course.begin()
+        self._apply_dials()
 
     # How far it is
 
@@ -168,7 +159,12 @@ class Compressor:
     def _dials(self) -> Dials:
         stretch = self._stretch
         done = min(1.0, (self._step - stretch.first) / stretch.steps)
-        return dials_at(stretch.phase, done, self.strength)
+        return self._course.dials_at(done, self.strength)
+
+    def _new_course(self) -> Course:
+        """The phase in force at this step."""
+        problem = Problem(self.model, self._weights, self.terms, None, F.cross_entropy, self.n_data)
+        return Course(problem, self.phase)
 
     # What a loop calls
 
@@ -180,19 +176,16 @@ class Compressor:
         _check_count("n_data", n_data)
         self.n_data = n_data
         self._stretches = _stretches(self.recipe, n_data, None, None, total_steps)
+        self._course = self._new_course()
         self._apply_dials()
 
     def parameter_groups(self, *, weights: bool = True) -> list[dict[str, Any]]:
         """What is to be trained, for an optimizer, with the learning rates that the recipe begins with.
 
         Args:
-            weights: False: variances and mixture alone, for those who have an optimizer for the weights already.
+            weights: False: variances and terms alone, for those who have an optimizer for the weights already.
         """
-        groups = self._own_groups()
-        if weights:
-            variances = {id(weight.log_sigma2) for weight in self._weights}
-            means = [p for p in self.model.parameters() if p.requires_grad and id(p) not in variances]
-            groups.insert(0, {"params": means, RATE: "rate_theta", "weight_decay": self.phase.weight_decay})
+        groups = [*([self._course.means()] if weights else []), *self._own_groups()]
         return [{**group, "lr": self._rate(group[RATE])} for group in groups]
 
     def set_rates_of(self, optimizer: torch.optim.Optimizer) -> None:
@@ -216,11 +209,14 @@ class Compressor:
             TrainingError: the network was finalized.
         """
         self._check_open("regularizer")
-        if self.prior is not None:
+        device = self._weights[0].theta.device
+        for term in self.terms:
             # The model may have been moved since.
-            self.prior.to(self._weights[0].theta.device)
-        dials = self._dials
-        return regularizer(self._weights, self.prior, tau1=dials.tau1, tau2=dials.tau2, n_data=self.n_data).total
+            term.to(device)
+        total = torch.zeros((), device=device)
+        for part in self._course.regularizer(self._dials).values():
+            total = total + part
+        return total
 
     def add_gradients(self) -> None:
         """Add the gradients of `regularizer()` to those there are: for trainers that keep the loss to themselves.
@@ -231,8 +227,7 @@ class Compressor:
         if not total.requires_grad:
             return
         trained = [part for weight in self._weights for part in (weight.theta, weight.log_sigma2)]
-        if self.prior is not None:
-            trained += self.prior.parameters()
+        trained += [parameter for term in self.terms for parameter in term.parameters()]
         trained = [parameter for parameter in trained if parameter.requires_grad]
         # Not `backward`: a data-parallel wrapper would take these for the gradients of another batch.
         for parameter, gradient in zip(trained, torch.autograd.grad(total, trained, allow_unused=True), strict=True):
@@ -247,15 +242,12 @@ class Compressor:
             outputs: class scores of the model for `inputs`.
             targets: needed where classes don't lie in the last dimension of the outputs.
         """
-        phase, teacher = self.phase, self._teacher
-        if not phase.distillation or teacher is None:
+        teacher = self._teacher
+        if not self.phase.distillation or teacher is None:
             return loss
         with torch.no_grad():
-            taught = outputs_of(teacher.to(outputs.device), inputs)
-        copied = imitation(
-            outputs, taught, outputs.new_empty(0) if targets is None else targets, phase.distillation_temperature
-        )
-        return (1 - phase.distillation) * loss + phase.distillation * copied
+            taught = called_with(teacher.to(outputs.device), inputs)
+        return self._course.blend(loss, outputs, taught, outputs.new_empty(0) if targets is None else targets)
 
     def step(self) -> None:
         """Go one step on in the schedule; once after each step of the optimizer, however many batches that took.
@@ -265,39 +257,32 @@ class Compressor:
                 that is asked each `CHECK_EVERY` steps.
         """
         self._check_open("step")
-        before = self.phase
         self._step += 1
         if self._weights[0].theta.device.type == "cpu" or self._step % CHECK_EVERY == 0:
             self._check_finite()
-        if self.phase is not before:
-            self._enter_phase()
-        else:
-            self._apply_dials()
+        if self.phase is not self._course.phase:
+            self._course = self._new_course()
+            self._course.enter()
+            self._course.begin()
+        self._apply_dials()
 
     @torch.no_grad()
     def stats(self) -> CompressorStats:
         """Where it stands; quantizes and codes the weights, so not for every step."""
         self._check_open("stats")
-        dials, prior = self._dials, self.prior if self.phase.tau2 else None
-        if prior is None:
-            alive = sum(int((log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA).sum()) for w in self._weights)
-        else:
-            alive = sum(int(torch.count_nonzero(prior.assign(weight.theta))) for weight in self._weights)
+        course, dials = self._course, self._dials
         return CompressorStats(
             phase=self.phase.name,
             step=self._step,
             steps=self.total_steps,
-            tau1=float(dials.tau1),
-            tau2=float(dials.tau2),
+            taus={term.name: float(tau) for term, tau in zip(course.terms, dials.taus, strict=True)},
             rate=float(dials.rate),
-            zeros=1 - alive / sum(weight.theta.numel() for weight in self._weights),
-            bytes=bytes_now(self.model, prior, self.recipe),
+            zeros=course.share_of_zeros(sum(weight.theta.numel() for weight in self._weights)),
+            bytes=bytes_now(course, self.recipe),
         )
 
     def _check_finite(self) -> None:
-        culprit = weights_not_finite(self.model)
-        if culprit is None and self.prior is not None and weights_not_finite(self.prior):
-            culprit = "the mixture"
+        culprit = weights_not_finite(self.model) or terms_not_finite(self.terms)
         if culprit is not None:
             raise TrainingError(
                 f"phase {self.phase.name}, step {self._step}: {culprit} is no longer finite. Check the data for NaN, "
@@ -318,7 +303,7 @@ class Compressor:
             "strength": self.strength,
             "conditions": self._conditions(),
             "model": module_state(self.model) if model else None,
-            "prior": None if self.prior is None else module_state(self.prior),
+            "terms": {term.name: module_state(term) for term in self.terms},
             "teacher": None if self._teacher is None else module_state(self._teacher),
         }
 
@@ -329,18 +314,20 @@ class Compressor:
             CheckpointError: it is of another network, recipe or schedule; says what differs.
         """
         self._check_open("load_state_dict")
-        missing = {"step", "strength", "conditions", "model", "prior", "teacher"} - set(state)
+        missing = {"step", "strength", "conditions", "model", "terms", "teacher"} - set(state)
         if missing:
             raise CheckpointError(f"this is not the state of a Compressor: it lacks {', '.join(sorted(missing))}")
         found = differences(state["conditions"], self._conditions())
         if found:
             raise CheckpointError("the state is of another compression:\n  " + "\n  ".join(found[:12]))
-        parts = ((self.model, "model"), (self.prior, "prior"), (self._teacher, "teacher"))
-        for module, name in parts:
-            if module is not None and state[name] is not None:
-                load_module_state(module, state[name])
+        for module, held in ((self.model, state["model"]), (self._teacher, state["teacher"])):
+            if module is not None and held is not None:
+                load_module_state(module, held)
+        for term in self.terms:
+            load_module_state(term, state["terms"][term.name])
         self._step, self.strength = int(state["step"]), float(state["strength"])
-        self._set_noise()
+        self._course = self._new_course()
+        self._course.enter()
         self._apply_dials()
 
     # The end
@@ -349,8 +336,8 @@ class Compressor:
         self,
         *,
         example_inputs: Sequence[Tensor] | Tensor | None = None,
-        train_loader: Batches | None = None,
-        val_loader: Batches | None = None,
+        train_loader: Loader | None = None,
+        val_loader: Loader | None = None,
         loss: Loss = F.cross_entropy,
         max_bytes: int | None = None,
     ) -> Result:
@@ -378,8 +365,8 @@ class Compressor:
             warnings.warn(message, UserWarning, stacklevel=2)
         budget = None if max_bytes is None else Target(max_bytes=max_bytes).max_bytes
         self._check_finite()
-        how = self._quantization()
-        posterior = Posterior.of(self.model, self.prior if how.assignment == "mixture" else None)
+        posterior = Posterior.of(self.model, self._trained_terms())
+        how = self.recipe.quantization_of(posterior)
         self._finalized = True
         to_stock(self.model).eval()
         examples = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
@@ -389,30 +376,25 @@ class Compressor:
             self.recipe,
             None if train_loader is None else partial(self._close, train_loader, loss),
             lambda network: None if val_loader is None else evaluate(network, val_loader, cast=True),
+            None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
         )
         if budget is None:
             result = ending.finish(quantize(posterior, how), posterior)
         else:
-            result = ending.finish(
-                within_bytes(posterior, how, ending.form(self.model).size, budget), posterior, budget
-            )
+            result = ending.within(budget, posterior, how)
         return self._delivered(result, max_bytes)
 
     def _close(
-        self, train_loader: Batches, loss: Loss, network: nn.Module, quantized: object, shared: nn.Module
+        self, train_loader: Loader, loss: Loss, network: nn.Module, quantized: object, shared: nn.Module
     ) -> None:
         n_data = count_examples(train_loader)
         fit(shared, train_loader, (self.recipe.closing,), n_data=n_data, teacher=self._teacher, loss=loss)
 
-    def _quantization(self) -> Quantization:
-        """The recipe's, unless it was ended before the mixture was trained."""
-        how = self.recipe.quantization
-        if how.assignment == "fit" or any(s.phase.tau2 and self._step > s.first for s in self._stretches):
-            return how
-        return Quantization(
-            assignment="fit", prune_rate=0.95, components=self.recipe.mixture.components, codebook_bits=16
-        )
+    def _trained_terms(self) -> list[Term]:
+        """Those that a phase had in force so far; it may be ended before the mixture was trained."""
+        begun = [stretch.phase for stretch in self._stretches if self._step > stretch.first]
+        return [term for term in self.terms if is_in_force(type(term), begun)]
 
     def _delivered(self, result: Result, max_bytes: int | None) -> Result:
         history = Fit(
@@ -430,24 +412,8 @@ class Compressor:
 
     # The schedule
 
-    def _enter_phase(self) -> None:
-        self._set_noise()
-        if self.phase.reseed and self.prior is not None:
-            self.prior.reseed(survivors(self._weights))
-        self._apply_dials()
-
-    def _set_noise(self) -> None:
-        noise = self.phase.noise
-        for layer in self.model.modules():
-            if isinstance(layer, VariationalLayer):
-                layer.noise = noise
-        for weight in self._weights:
-            # A data-parallel wrapper would wait for gradients that never come.
-            weight.log_sigma2.requires_grad_(noise)
-
     def _apply_dials(self) -> None:
-        if self.prior is not None and self.phase.std_first:
-            self.prior.tighten(self._dials.std)
+        self._course.turn(self._dials)
         self._set_rates()
 
     def _set_rates(self) -> None:
@@ -462,29 +428,21 @@ class Compressor:
 
     def _rate(self, name: str) -> float:
         """A learning rate as it is now."""
-        rate: float = getattr(self.phase, name)
-        return rate * float(self._dials.rate)
+        return self._course.rate(name) * float(self._dials.rate)
 
     def _own_groups(self) -> list[dict[str, Any]]:
         """What is trained besides the model's own parameters."""
-        groups: list[dict[str, Any]] = [
-            {"params": [weight.log_sigma2 for weight in self._weights], RATE: "rate_log_sigma2"}
+        variances = [weight.log_sigma2 for weight in self._weights]
+        return [
+            {"params": variances, RATE: "rate_log_sigma2", "weight_decay": 0.0},
+            *(group for term in self.terms for group in groups_of(term)),
         ]
-        if self.prior is not None:
-            # A mixture of nothing but the pinned component has no free ones.
-            groups += [
-                {"params": [parameter], RATE: f"rate_{name}"}
-                for name, parameter in self.prior.named_parameters()
-                if parameter.numel()
-            ]
-        return [{**group, "weight_decay": 0.0} for group in groups]
 
     def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for weight in self._weights:
             yield f"{weight.name}_log_sigma2", weight.log_sigma2
-        for name, parameter in () if self.prior is None else self.prior.named_parameters():
-            if parameter.numel():
-                yield f"the mixture's {name}", parameter
+        for term in self.terms:
+            yield from ((f"the {term.name}'s {name}", parameter) for name, parameter, _ in term.trained())
 
     def _conditions(self) -> dict[str, Any]:
         """What a state must agree with."""

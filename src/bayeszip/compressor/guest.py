@@ -12,10 +12,10 @@ __all__ = ["Guest"]
 
 
 class Guest:
-    """What the trainer's optimizer doesn't do: the gradients of the regularizer, and steps for variances and mixture.
+    """What the trainer's optimizer doesn't do: the gradients of the regularizer, and steps for variances and terms.
 
     The trainer's optimizer is left as it is, schedulers and checkpoints included; it trains the weights at its own
-    rates. Variances and mixture are moved by an Adam of the guest's at the recipe's rates, and when that is done have
+    rates. Variances and terms are moved by an Adam of the guest's at the recipe's rates, and when that is done have
     no gradient left that another optimizer could see.
     """
 

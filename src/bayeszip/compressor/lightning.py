@@ -25,7 +25,7 @@ class LightningCallback(Callback):
     """Compresses what a `LightningModule` trains; `result` holds the outcome after `fit`.
 
     The recipe's phases are stretched over all steps that the trainer takes. The module's optimizer trains the weights
-    at its own rates; variances and mixture are trained beside it at the recipe's. Runs on with Lightning's checkpoints.
+    at its own rates; variances and terms are trained beside it at the recipe's. Runs on with Lightning's checkpoints.
 
     Distillation and the recipe's closing phase, which would need the loss, are left out.
 

@@ -30,7 +30,7 @@ class TrainerCallback(transformers.TrainerCallback):
     """Compresses what a `Trainer` trains; `result` holds the outcome after `train`.
 
     The recipe's phases are stretched over all steps that the trainer takes. The trainer's optimizer trains the weights
-    at its own rates; variances and mixture are trained beside it at the recipe's. Runs on with the trainer's
+    at its own rates; variances and terms are trained beside it at the recipe's. Runs on with the trainer's
     checkpoints.
 
     Distillation and the recipe's closing phase, which would need the loss, are left out.

@@ -1,8 +1,25 @@
 """How the posterior is reached: phases of training."""
 
-from bayeszip.fitting.batches import count_examples
+from bayeszip.fitting.batches import Batch, count_examples
+from bayeszip.fitting.course import Course, start_terms
 from bayeszip.fitting.evaluation import evaluate
-from bayeszip.fitting.loop import EpochStats, Fitting, Watcher, fit
+from bayeszip.fitting.loop import Fitting, fit
 from bayeszip.fitting.phases import Phase
+from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.steering import Steering
+from bayeszip.fitting.watching import EpochStats, Watcher
 
-__all__ = ["EpochStats", "Fitting", "Phase", "Watcher", "count_examples", "evaluate", "fit"]
+__all__ = [
+    "Batch",
+    "Course",
+    "EpochStats",
+    "Fitting",
+    "Phase",
+    "ResidentBatches",
+    "Steering",
+    "Watcher",
+    "count_examples",
+    "evaluate",
+    "fit",
+    "start_terms",
+]

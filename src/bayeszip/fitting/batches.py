@@ -1,7 +1,9 @@
-"""Batches as a loader gives them: (inputs, targets), each a tensor or several."""
+"""A batch is a value; a loader gives them, or what can be made one: (inputs, targets), each a tensor or several."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +12,16 @@ from torch import Tensor, nn
 from bayeszip.errors import DataError, TrainingError
 
 __all__ = [
-    "Batches",
+    "Batch",
     "Inputs",
+    "Loader",
+    "called_with",
     "checked_batch",
     "count_batches",
     "count_examples",
     "in_parts",
     "on_device",
-    "outputs_of",
-    "rows",
+    "rows_of",
     "running",
     "sliced",
 ]
@@ -26,19 +29,42 @@ __all__ = [
 #: What a network is called with: one tensor, or several in order.
 Inputs = Tensor | tuple[Tensor, ...]
 
-Batches = Iterable[tuple[Any, Any]]
+#: Whatever can be iterated for batches, once for each pass.
+Loader = Iterable[Any]
 
 
-def checked_batch(batch: Any) -> tuple[Inputs, Inputs]:
-    """A batch as (inputs, targets), lists made tuples.
+@dataclass(frozen=True)
+class Batch:
+    """Examples for one step; unpacks into inputs and targets."""
+
+    inputs: Inputs
+    targets: Inputs
+    #: Which rows of the data they are, where that is known.
+    rows: Tensor | None = None
+    #: The part that they are of what all processes compute together; 0 if the batch was too small for all.
+    share: float = 1.0
+
+    def __iter__(self) -> Iterator[Inputs]:
+        yield self.inputs
+        yield self.targets
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        return dataclasses.replace(self, inputs=_moved(self.inputs, device), targets=_moved(self.targets, device))
+
+
+def checked_batch(batch: Any) -> Batch:
+    """What a loader gave as a batch, lists made tuples.
 
     Raises:
         DataError: it is something else.
     """
+    if isinstance(batch, Batch):
+        return batch
     if isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, targets = _tensors(batch[0]), _tensors(batch[1])
         if inputs is not None and targets is not None:
-            return inputs, targets
+            return Batch(inputs, targets)
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
     raise DataError(
         "a batch must be (inputs, targets), each a tensor or a tuple of tensors, "
@@ -54,11 +80,10 @@ def _tensors(part: Any) -> Inputs | None:
     return None
 
 
-def on_device(batches: Batches, device: torch.device) -> Iterator[tuple[Inputs, Inputs]]:
+def on_device(loader: Loader, device: torch.device) -> Iterator[Batch]:
     """The batches, checked, on `device`."""
-    for batch in batches:
-        inputs, targets = checked_batch(batch)
-        yield _moved(inputs, device), _moved(targets, device)
+    for batch in loader:
+        yield checked_batch(batch).to(device)
 
 
 def _moved(part: Inputs, device: torch.device) -> Inputs:
@@ -67,25 +92,25 @@ def _moved(part: Inputs, device: torch.device) -> Inputs:
     return tuple(tensor.to(device, non_blocking=True) for tensor in part)
 
 
-def outputs_of(network: nn.Module, inputs: Inputs) -> Any:
-    """The network called with one input or with several."""
+def called_with(network: nn.Module, inputs: Inputs) -> Any:
+    """What the network says to one input or to several."""
     return network(inputs) if isinstance(inputs, Tensor) else network(*inputs)
 
 
-def count_examples(batches: Batches) -> int:
-    """N: how many examples a pass over `batches` has; asks `batches`, its sampler or its dataset, or else counts."""
-    if hasattr(batches, "n_examples"):
-        return int(batches.n_examples)
-    for source in (getattr(batches, "sampler", None), getattr(batches, "dataset", None)):
+def count_examples(loader: Loader) -> int:
+    """N: how many examples a pass has; asks the loader, its sampler or its dataset, or else counts."""
+    if hasattr(loader, "n_examples"):
+        return int(loader.n_examples)
+    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(source, Sized):
             return len(source)
-    total = sum(rows(checked_batch(batch)[1]) for batch in batches)
+    total = sum(rows_of(checked_batch(batch).targets) for batch in loader)
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total
 
 
-def rows(part: Inputs) -> int:
+def rows_of(part: Inputs) -> int:
     """How many examples it holds."""
     return len(part if isinstance(part, Tensor) else part[0])
 
@@ -107,7 +132,7 @@ def sliced(part: Inputs, n: int, low: int, high: int) -> Inputs:
 
 def in_parts(count: int, *batch: Inputs) -> Iterator[tuple[float, tuple[Inputs, ...]]]:
     """The batch in at most `count` parts of even size, each after its share of the examples."""
-    n = rows(batch[0])
+    n = rows_of(batch[0])
     count = max(1, min(count, n))
     if count == 1:
         yield 1.0, batch
@@ -117,10 +142,10 @@ def in_parts(count: int, *batch: Inputs) -> Iterator[tuple[float, tuple[Inputs, 
         yield (high - low) / n, tuple(sliced(tensors, n, low, high) for tensors in batch)
 
 
-def count_batches(batches: Batches) -> int:
+def count_batches(loader: Loader) -> int:
     """How many batches a pass has; 1 where nobody knows. A loader of a stream has a length that raises."""
     try:
-        return max(1, len(batches)) if isinstance(batches, Sized) else 1
+        return max(1, len(loader)) if isinstance(loader, Sized) else 1
     except TypeError:
         return 1
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip import __version__
-from bayeszip.fitting.batches import Batches, count_batches
+from bayeszip.fitting.batches import Loader, count_batches
 
 __all__ = ["data_conditions", "machine_conditions", "network_conditions"]
 
@@ -43,20 +43,20 @@ def network_conditions(network: nn.Module) -> dict[str, Any]:
     }
 
 
-def data_conditions(batches: Batches, n_data: int, loss: Callable[..., Any]) -> dict[str, Any]:
+def data_conditions(loader: Loader, n_data: int, loss: Callable[..., Any]) -> dict[str, Any]:
     """How much data, in which batches, and, where it lies in memory, which."""
     found: dict[str, Any] = {
         "examples": n_data,
-        "batches": count_batches(batches),
-        "batch_size": getattr(batches, "batch_size", None),
+        "batches": count_batches(loader),
+        "batch_size": getattr(loader, "batch_size", None),
         "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
     }
-    resident = [getattr(batches, name, None) for name in ("inputs", "targets")]
+    resident = [getattr(loader, name, None) for name in ("inputs", "targets")]
     tensors = [tensor for tensor in resident if isinstance(tensor, Tensor)]
-    return found | {"content": _digest(map(_sampled, tensors))} if tensors else found
+    return found | {"content": _digest(map(_rows_of, tensors))} if tensors else found
 
 
-def _sampled(tensor: Tensor) -> Tensor:
+def _rows_of(tensor: Tensor) -> Tensor:
     """Rows at even distances, the first among them; all if they are few."""
     size = tensor.numel() * tensor.element_size()
     return tensor[:: -(-size // DATA_READ)] if size > DATA_READ else tensor

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bayeszip.data import Batches as ResidentBatches
 from bayeszip.errors import DataError, ModelError, RecipeError, TrainingError
-from bayeszip.fitting.batches import Batches
+from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.engine import in_precision
+from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.shares import LoaderShare, ResidentShare, Shared, SlicedShare, checksum
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ManyProcesses:
     """One of several processes that train together; see `engine.Engine`.
 
     Gradients are summed here and not by torch's `DistributedDataParallel`: it can't follow parameters that lose rows
-    and columns, nor the mixture's, which are not the network's, nor a batch too small to give every process an example.
+    and columns, nor those of terms, which are not the network's, nor a batch too small to give each process an example.
 
     Args:
         device: on which this process computes.
@@ -53,30 +53,26 @@ class ManyProcesses:
         self.accumulate = accumulate
         self.processes: int = self._accelerator.num_processes
         self.is_main: bool = self._accelerator.is_main_process
-        self.weight = 1 / self.processes
         self._rank: int = self._accelerator.process_index
         self._device, self._mixed_precision = device, mixed_precision
         self._shares: dict[int, Shared] = {}
 
-    def share(self, batches: Batches) -> Batches:
+    def share(self, loader: Loader) -> Loader:
         # One for each loader, however often it is asked for: its passes are counted.
-        if id(batches) not in self._shares:
-            self._shares[id(batches)] = self._new_share(batches)
-        return self._shares[id(batches)]
+        if id(loader) not in self._shares:
+            self._shares[id(loader)] = self._new_share(loader)
+        return self._shares[id(loader)]
 
-    def _new_share(self, batches: Batches) -> Shared:
-        if isinstance(batches, ResidentBatches):
-            return ResidentShare(batches, self._rank, self.processes, self._set_weight)
-        if not isinstance(batches, DataLoader):
-            return SlicedShare(batches, self._rank, self.processes, self._set_weight, self.check_alike)
+    def _new_share(self, loader: Loader) -> Shared:
+        if isinstance(loader, ResidentBatches):
+            return ResidentShare(loader, self._rank, self.processes)
+        if not isinstance(loader, DataLoader):
+            return SlicedShare(loader, self._rank, self.processes, self.check_alike)
         try:
-            prepared = self._accelerator.prepare_data_loader(batches, device_placement=False)
+            prepared = self._accelerator.prepare_data_loader(loader, device_placement=False)
         except ValueError as error:
             raise DataError(f"the loader can't be shared by {self.processes} processes: {error}") from error
-        return LoaderShare(batches, prepared, lambda: self._set_weight(1 / self.processes))
-
-    def _set_weight(self, weight: float) -> None:
-        self.weight = weight
+        return LoaderShare(prepared, self.processes)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         # Not accelerate's own: it has one precision for the life of a process.

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from bayeszip.fitting.batches import Batches
+from bayeszip.fitting.batches import Loader
 
 __all__ = ["Engine", "SingleProcess", "in_precision"]
 
@@ -30,10 +30,8 @@ class Engine(Protocol):
     is_main: bool
     #: Whether a step is nothing but itself, so that it can be recorded and replayed.
     is_plain: bool
-    #: The part that this process has of the batch given last; 0 if the batch was too small for all.
-    weight: float
 
-    def share(self, batches: Batches) -> Batches:
+    def share(self, loader: Loader) -> Loader:
         """The same passes, but of each batch only what this process computes."""
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -73,14 +71,13 @@ class SingleProcess:
 
     processes = 1
     is_main = True
-    weight = 1.0
 
     def __init__(self, device: torch.device, mixed_precision: str = "no", accumulate: int = 1) -> None:
         self._device, self._mixed_precision, self.accumulate = device, mixed_precision, accumulate
         self.is_plain = mixed_precision == "no" and accumulate == 1
 
-    def share(self, batches: Batches) -> Batches:
-        return batches
+    def share(self, loader: Loader) -> Loader:
+        return loader
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         return in_precision(self._mixed_precision, self._device)

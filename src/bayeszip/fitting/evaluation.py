@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Batches, Inputs, on_device, outputs_of, running
+from bayeszip.fitting.batches import Inputs, Loader, called_with, on_device, running
 
 __all__ = ["class_dim", "evaluate"]
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, batches: Batches, *, cast: bool = False) -> float:
+def evaluate(network: nn.Module, loader: Loader, *, cast: bool = False) -> float:
     """Share of examples whose largest output is the target's, with the weights at their means.
 
     Args:
@@ -22,9 +22,9 @@ def evaluate(network: nn.Module, batches: Batches, *, cast: bool = False) -> flo
     device = parameter.device
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0
-    for inputs, targets in on_device(batches, device):
+    for inputs, targets in on_device(loader, device):
         with running("evaluation"):
-            outputs = outputs_of(network, _cast(inputs, parameter.dtype) if cast else inputs)
+            outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
             dim = class_dim(outputs, targets)
             if dim is None or not isinstance(targets, Tensor):
                 raise DataError(

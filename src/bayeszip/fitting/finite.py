@@ -1,39 +1,41 @@
 """Numbers that are not finite, found at the step that brings them, and by name."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip.fitting.batches import Inputs
-from bayeszip.fitting.steps import PARTS, Problem
+from bayeszip.fitting.batches import Batch, Inputs
+from bayeszip.fitting.course import DATA, Course, Problem
+from bayeszip.variational.terms import Term
 
-__all__ = ["find_not_finite", "parts_not_finite", "weights_not_finite"]
+__all__ = ["find_not_finite", "parts_not_finite", "terms_not_finite", "weights_not_finite"]
 
 
-def find_not_finite(problem: Problem, parts: Tensor, inputs: Inputs, targets: Inputs) -> str | None:
+def find_not_finite(course: Course, parts: Tensor, batch: Batch) -> str | None:
     """What a step's loss or gradients show to be NaN or infinite; None if nothing. To be asked before Adam's step.
 
     Costs a sum over each gradient; only if that is not finite, a search from the data on.
     """
+    problem = course.problem
     total = float(parts.sum()) + sum(float(_sum(gradient)) for _, gradient in _gradients(problem))
     if math.isfinite(total):
         return None
     return (
-        _in_data(inputs, "inputs")
-        or _in_data(targets, "targets")
+        _in_data(batch.inputs, "inputs")
+        or _in_data(batch.targets, "targets")
         or weights_not_finite(problem.network)
-        or _in_mixture(problem)
-        or parts_not_finite(parts)
+        or terms_not_finite(problem.terms)
+        or parts_not_finite(course, parts)
         or next((f"the gradient of {name}" for name, gradient in _gradients(problem) if _is_bad(gradient)), None)
     )
 
 
-def parts_not_finite(parts: Tensor) -> str | None:
+def parts_not_finite(course: Course, parts: Tensor) -> str | None:
     """The parts of the loss, or of its sums, that are not finite."""
-    bad = [name for name, value in zip(PARTS, parts.tolist(), strict=True) if not math.isfinite(value)]
-    return " and ".join(bad) or None
+    bad = [name for name, value in zip(course.parts, parts.tolist(), strict=True) if not math.isfinite(value)]
+    return " and ".join("the data's loss" if name == DATA else f"the {name}" for name in bad) or None
 
 
 def weights_not_finite(network: nn.Module) -> str | None:
@@ -45,12 +47,20 @@ def weights_not_finite(network: nn.Module) -> str | None:
     return next((name for name, is_finite in zip(trained, known, strict=True) if not is_finite), None)
 
 
+def terms_not_finite(terms: Sequence[Term]) -> str | None:
+    """The first parameter of a term that is not finite."""
+    return next((name for name, parameter in _of_terms(terms) if _is_bad(parameter)), None)
+
+
 def _gradients(problem: Problem) -> Iterator[tuple[str, Tensor]]:
-    named: Iterable[tuple[str, nn.Parameter]] = problem.network.named_parameters()
-    yield from ((name, parameter.grad) for name, parameter in named if parameter.grad is not None)
-    if problem.prior is not None:
-        mixture = problem.prior.named_parameters()
-        yield from ((f"the mixture's {name}", part.grad) for name, part in mixture if part.grad is not None)
+    for name, parameter in (*problem.network.named_parameters(), *_of_terms(problem.terms)):
+        if parameter.grad is not None:
+            yield name, parameter.grad
+
+
+def _of_terms(terms: Sequence[Term]) -> Iterator[tuple[str, nn.Parameter]]:
+    for term in terms:
+        yield from ((f"the {term.name}'s {name}", parameter) for name, parameter in term.named_parameters())
 
 
 def _sum(tensor: Tensor) -> Tensor:
@@ -68,9 +78,3 @@ def _in_data(part: Inputs, name: str) -> str | None:
             rows = (~torch.isfinite(tensor)).reshape(tensor.shape[0] if tensor.dim() else 1, -1).any(dim=1)
             return f"the data ({name} of {int(rows.sum())} of {len(rows)} examples of the batch)"
     return None
-
-
-def _in_mixture(problem: Problem) -> str | None:
-    if problem.prior is None:
-        return None
-    return next((f"the mixture's {name}" for name, part in problem.prior.named_parameters() if _is_bad(part)), None)

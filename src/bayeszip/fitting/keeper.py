@@ -25,7 +25,8 @@ from torch import Tensor
 
 from bayeszip.errors import BayeszipError, CheckpointError, Interrupted, OutputError, RecipeError
 from bayeszip.fitting.checkpoint import Checkpoints
-from bayeszip.fitting.loop import Fitting, Moment, Watcher
+from bayeszip.fitting.loop import Fitting, Moment
+from bayeszip.fitting.watching import Watcher
 
 __all__ = ["Checkpointing", "Interval", "Keeper"]
 

@@ -5,11 +5,12 @@ import sys
 
 import torch
 
+from bayeszip.devices import processes_launched
 from bayeszip.errors import RecipeError
 from bayeszip.fitting.distributed import ManyProcesses
 from bayeszip.fitting.engine import Engine, SingleProcess
 
-__all__ = ["is_main_process", "leave", "local_rank", "make_engine"]
+__all__ = ["is_main_process", "leave", "make_engine"]
 
 #: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
 PRECISIONS = ("no", "bf16")
@@ -36,7 +37,7 @@ def make_engine(
     said = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if accumulate == 1 and said.isdigit():  # it may also be "auto"
         accumulate = max(1, int(said))
-    if _processes() == 1:
+    if processes_launched() == 1:
         return SingleProcess(device, precision, accumulate)
     return ManyProcesses(device, precision, accumulate, seed)
 
@@ -44,16 +45,6 @@ def make_engine(
 def is_main_process() -> bool:
     """Whether this process was launched alone, or as the first of several."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def local_rank() -> int | None:
-    """Which of several processes on this machine it is; None: it was launched alone."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if _processes() > 1 else None
-
-
-def _processes() -> int:
-    """How many were launched. A number alone, without a rank, is left over from something else."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def leave() -> None:

@@ -1,33 +1,33 @@
 """The training loop: phase by phase, from pretrained weights to a posterior ready to be quantized.
 
-for each phase:  reseed? ──► for each epoch:  compact? ──► for each batch:  dials (rates, τ's, σ of the components)
-                                                                            loss ──► gradients ──► Adam
-                                          └──► EpochStats ──► on_epoch
+for each phase:  begin ──► for each epoch:  compact? ──► for each batch:  dials (rates, τ's, what terms schedule)
+                                                                          loss ──► gradients ──► Adam
+                                        └──► EpochStats ──► steering, watcher
 
 After each step, epoch and phase the fitting is at rest: `state_dict` then holds all that what follows depends on.
 What is not finite takes it back to the start of the epoch, once, and at lower rates.
 """
 
 import contextlib
-import math
+import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.data import Batches as ResidentBatches
-from bayeszip.errors import CheckpointError, DataError, RecipeError, TrainingError
-from bayeszip.fitting.batches import Batches, Inputs, count_batches, on_device, running
+from bayeszip.errors import CheckpointError, DataError, TrainingError
+from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
+from bayeszip.fitting.batches import Batch, Loader, count_batches, on_device, running
+from bayeszip.fitting.course import Course, Dials, Loss, Problem, start_terms
 from bayeszip.fitting.engine import Engine, SingleProcess
 from bayeszip.fitting.evaluation import evaluate
 from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_not_finite
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded, own_stream
+from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import (
     Passes,
     load_module_state,
@@ -38,73 +38,25 @@ from bayeszip.fitting.state import (
     random_state,
     snapshot,
 )
-from bayeszip.fitting.steps import PARTS, Loss, Problem, adam, dials_at, take_step
+from bayeszip.fitting.steering import Steering
+from bayeszip.fitting.steps import adam, take_step
 from bayeszip.fitting.teacher import Teacher
+from bayeszip.fitting.watching import EpochStats, Watcher
 from bayeszip.variational.compaction import compact, expand
-from bayeszip.variational.distributions import log_alpha
-from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
-from bayeszip.variational.mixture import MixturePrior
+from bayeszip.variational.distributions import PRUNING_LOG_ALPHA
+from bayeszip.variational.layers import VariationalLayer, variational_weights
+from bayeszip.variational.terms import Term
 
-__all__ = ["PRUNING_LOG_ALPHA", "EpochStats", "Fitting", "Moment", "Watcher", "fit", "survivors"]
+__all__ = ["Fitting", "Moment", "fit"]
 
 #: What has just ended when a fitting is at rest.
 Moment = Literal["step", "epoch", "phase"]
-
-#: log 19: the log α at which the dropout rate σ²/(θ²+σ²) is 0.95, the paper's threshold (app. B).
-PRUNING_LOG_ALPHA = math.log(19)
 
 #: Replayed steps between two looks at the progress: a replay takes less time than a look.
 STEPS_A_LOOK = 50
 
 #: Factor on all learning rates after something was not finite.
 SLOWER = 0.5
-
-
-@dataclass(frozen=True)
-class EpochStats:
-    """What an epoch came to. Loss parts are means over its batches, in nats per example."""
-
-    phase: str
-    epoch: int
-    epochs: int
-    seconds: float
-    nll: float
-    kl: float
-    mixture: float
-    hyper_prior: float
-    accuracy: float | None
-    zeros: float
-    weights_computed: int
-    #: What a file would take now; filled in by whoever knows how to code one.
-    bytes: int | None = None
-
-
-class Watcher:
-    """Told what goes on; does nothing. Progress displays, logs and records derive from it."""
-
-    def on_phase(self, phase: Phase, network: nn.Module, prior: MixturePrior | None) -> None:
-        """Before the first step of a phase, with the network and the mixture it starts from."""
-
-    def on_batch(self, phase: Phase, done: float) -> None:
-        """`done` is the share of the phase that is over."""
-
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
-        """After each epoch, with the network as it is now."""
-
-    def on_warning(self, message: str) -> None:
-        """Something went wrong, and the training goes on all the same."""
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-    def strength(self) -> float:
-        """Factor on τ₁ for the epoch to come, asked before each; 1 unless somebody steers."""
-        return 1.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it must remember when a run is resumed; tensors and plain values."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
 
 
 class NotFinite(TrainingError):
@@ -118,44 +70,54 @@ class Fitting:
         network: with variational layers, or plain for phases without τ's (pretraining).
         batches: what to train on; iterated once an epoch.
         n_data: N, how many examples that is.
-        prior: the mixture over the means; needed where a phase has τ₂ > 0.
+        terms: of the objective, which are trained too; None: those that the phases have, at their start.
         teacher: the network whose outputs are distilled; needed where a phase has distillation > 0.
         loss: mean negative log-likelihood of a batch, from outputs and targets.
         validation: for the accuracy in `EpochStats`; never trained on.
         watcher: told of batches and epochs.
+        steering: asked for the strength of each epoch.
         at_rest: called after each step, epoch and phase; may take the state, or end the training by raising.
         engine: what it runs on; by default this process alone.
+        augment: changes the inputs of every batch, on the device; the teacher is shown the same.
 
     Raises:
-        RecipeError: a phase needs a prior, a teacher or variational layers, and there is none.
+        RecipeError: a phase needs a term, a teacher or variational layers, and there is none.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        batches: Batches,
+        batches: Loader,
         phases: Sequence[Phase],
         *,
         n_data: int,
-        prior: MixturePrior | None = None,
+        terms: Sequence[Term] | None = None,
         teacher: nn.Module | None = None,
         loss: Loss = F.cross_entropy,
-        validation: Batches | None = None,
+        validation: Loader | None = None,
         watcher: Watcher | None = None,
+        steering: Steering | None = None,
         at_rest: Callable[[Moment], None] | None = None,
         engine: Engine | None = None,
+        augment: Augmentation | Transform | None = None,
     ) -> None:
         self.device = next(network.parameters()).device
         self.engine = engine or SingleProcess(self.device)
+        if augment is not None and isinstance(batches, ResidentBatches):
+            # There, so that it is recorded with the steps.
+            batches, augment = batches.augmented_by(augment), None
+        self._augment = augment
         self.batches, self.phases, self.validation = self.engine.share(batches), phases, validation
-        self.watcher, self.at_rest = watcher or Watcher(), at_rest
+        self.watcher, self.steering, self.at_rest = watcher or Watcher(), steering or Steering(), at_rest
         weights = tuple(variational_weights(network))
         #: How many weights have a posterior; compaction leaves some of them uncomputed.
         self.n_weights = sum(weight.theta.numel() for weight in weights)
         asked = Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
-        self.problem = Problem(network, weights, prior, asked, loss, n_data)
-        for phase in phases:
-            self._check_needs(phase)
+        held = start_terms(network, phases, {}) if terms is None else tuple(terms)
+        self.problem = Problem(network, weights, held, asked, loss, n_data)
+        self._courses = [Course(self.problem, phase) for phase in phases]
+        for course in self._courses:
+            course.check_needs()
         #: Where on the way it is: which phase, how many of its epochs are over, how many batches of the next one.
         self.phase_index = self.epoch = self.batch = 0
         #: All steps so far.
@@ -165,12 +127,14 @@ class Fitting:
         #: Of the phase at hand; None before its first step.
         self.optimizer: torch.optim.Optimizer | None = None
         #: The loss's parts over the batches of this epoch so far.
-        self.sums = torch.zeros(len(PARTS), device=self.device)
+        self.sums = torch.zeros(0, device=self.device)
         self._recorded: RecordedSteps | None = None
         self._passes = Passes(self.batches)
         #: On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side.
         self._source = torch.Generator(self.device) if self.device.type == "cuda" else None
-        self._source_seeded = False
+        #: What the augmentation of other loaders' batches draws from.
+        self._augmenting = None if augment is None else torch.Generator(self.device)
+        self._seeded = False
         self._epoch_began = 0.0
         #: The state at the start of the epoch, to go back to.
         self._good: dict[str, Any] | None = None
@@ -180,9 +144,13 @@ class Fitting:
         return self.problem.network
 
     @property
+    def course(self) -> Course:
+        """The phase in force."""
+        return self._courses[self.phase_index]
+
+    @property
     def phase(self) -> Phase:
-        """The phase at hand."""
-        return self.phases[self.phase_index]
+        return self.course.phase
 
     def run(self) -> None:
         """Train in place, from where it is to the end.
@@ -190,8 +158,7 @@ class Fitting:
         Raises:
             TrainingError: something is not finite, for the second time; names it, the phase, the epoch and the step.
         """
-        prior = self.problem.prior
-        self.engine.begin(self.network, *([] if prior is None else [prior]))
+        self.engine.begin(self.network, *self.problem.terms)
         try:
             with own_stream(self.device), self._noise():
                 while self.phase_index < len(self.phases):
@@ -215,11 +182,10 @@ class Fitting:
             "rate_factor": self.rate_factor,
             "sums": self.sums,
             "seconds": time.perf_counter() - self._epoch_began if self.batch else 0.0,
-            "network": module_state(self.network),
-            "prior": None if self.problem.prior is None else module_state(self.problem.prior),
+            **self.result(),
             "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
             "passes": self._passes.state_dict(),
-            "random": random_state(self._source, *self._passes.generators),
+            "random": random_state(self._source, self._augmenting, *self._passes.generators),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -233,47 +199,46 @@ class Fitting:
         if self.phase_index >= len(epochs) or self.epoch + (self.batch > 0) > epochs[self.phase_index]:
             raise CheckpointError("the checkpoint is further on than these phases go; were they shortened?")
         self.steps, self.rate_factor = state["steps"], state["rate_factor"]
-        self.sums.copy_(state["sums"])
+        self.sums = state["sums"].to(self.device, copy=True)
         self._epoch_began = time.perf_counter() - state["seconds"]
         self.load_result(state)
         self._recorded = self.optimizer = None
         if state["optimizer"] is not None:
-            self.optimizer = self._new_optimizer()
+            self.course.enter()
+            self.optimizer = adam(self.course, self.rate_factor)
             load_optimizer_state(self.optimizer, state["optimizer"])
         self._passes.load_state_dict(state["passes"])
-        load_random_state(state["random"], self._source, *self._passes.generators)
-        self._source_seeded = True
+        load_random_state(state["random"], self._source, self._augmenting, *self._passes.generators)
+        self._seeded = True
 
     def result(self) -> dict[str, Any]:
-        """What is left of it when it is over: the network and the mixture."""
-        prior = self.problem.prior
-        return {"network": module_state(self.network), "prior": None if prior is None else module_state(prior)}
+        """What is left of it when it is over: the network, the terms, and what steered."""
+        return {
+            "network": module_state(self.network),
+            "terms": {term.name: module_state(term) for term in self.problem.terms},
+            "steering": self.steering.state_dict(),
+        }
 
     def load_result(self, state: dict[str, Any]) -> None:
-        """Put the network and the mixture to what they were."""
+        """Put the network, the terms and what steers to what they were."""
         load_module_state(self.network, state["network"])
-        if self.problem.prior is not None and state["prior"] is not None:
-            load_module_state(self.problem.prior, state["prior"])
-
-    def _check_needs(self, phase: Phase) -> None:
-        if (phase.tau1 or phase.tau2) and not self.n_weights:
-            raise RecipeError(f"{phase.name}: τ₁ and τ₂ weigh priors on Gaussian weights; this network has none")
-        if phase.tau2 and self.problem.prior is None:
-            raise RecipeError(f"{phase.name}: τ₂ weighs a mixture prior; there is none")
-        if phase.distillation and self.problem.teacher is None:
-            raise RecipeError(f"{phase.name}: distillation needs the pretrained network as a teacher")
+        for term in self.problem.terms:
+            load_module_state(term, state["terms"][term.name])
+        self.steering.load_state_dict(state["steering"])
 
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:
         """The layers' noise from the source of this fitting, where it has one."""
+        # A checkpoint holds the main process's sources, which the others must not share.
+        if not self._seeded or not self.engine.is_main:
+            for source in (self._source, self._augmenting):
+                if source is not None:
+                    source.manual_seed(int(torch.randint(2**63 - 1, ())))
+            self._seeded = True
         if self._source is None:
             yield
             return
         layers = [layer for layer in self.network.modules() if isinstance(layer, VariationalLayer)]
-        # A checkpoint holds the main process's source, which the others must not share.
-        if not self._source_seeded or not self.engine.is_main:
-            self._source.manual_seed(int(torch.randint(2**63 - 1, ())))
-            self._source_seeded = True
         for layer in layers:
             layer.generator = self._source
         try:
@@ -283,16 +248,16 @@ class Fitting:
                 layer.generator = None
 
     def _run_phase(self) -> None:
-        for layer in self.network.modules():
-            if isinstance(layer, VariationalLayer):
-                layer.noise = self.phase.noise
+        course = self.course
+        course.enter()
         if self.optimizer is None:
             self._begin_phase()
-        while self.epoch < self.phase.epochs:
+        while self.epoch < course.phase.epochs:
             stats = self._run_epoch()
             self.epoch, self.batch = self.epoch + 1, 0
             self.sums.zero_()
-            self.watcher.on_epoch(stats, self.network, self.problem.prior)
+            self.steering.on_epoch(stats, course)
+            self.watcher.on_epoch(stats, course)
             self._rest("epoch")
         self.optimizer = self._recorded = None
         self.phase_index, self.epoch = self.phase_index + 1, 0
@@ -303,16 +268,11 @@ class Fitting:
             self.at_rest(moment)
 
     def _begin_phase(self) -> None:
-        if self.phase.reseed and self.problem.prior is not None:
-            self.problem.prior.reseed(survivors(self.problem.weights))
-        self.optimizer = self._new_optimizer()
-        self.watcher.on_phase(self.phase, self.network, self.problem.prior)
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = adam(self.problem, self.phase)
-        for group in optimizer.param_groups:
-            group["initial_lr"] *= self.rate_factor
-        return optimizer
+        self.course.begin()
+        self.steering.on_phase(self.course)
+        self.optimizer = adam(self.course, self.rate_factor)
+        self.sums = torch.zeros(len(self.course.parts), device=self.device)
+        self.watcher.on_phase(self.course)
 
     def _go_back(self, error: NotFinite) -> None:
         """To the start of the epoch, at lower rates; the second time is the last."""
@@ -340,21 +300,17 @@ class Fitting:
         else:
             self._run_batches()
         # The last step's loss says nothing of the weights it left.
-        self._check(parts_not_finite(self.sums) or weights_not_finite(self.network), "")
+        self._check(parts_not_finite(self.course, self.sums) or weights_not_finite(self.network), "")
         self.engine.level_buffers(self.network)
         self._check_alike()
-        nll, kl, mixture, hyper_prior = (self.sums / self.batch).tolist()
         return EpochStats(
             phase=phase.name,
             epoch=self.epoch + 1,
             epochs=phase.epochs,
             seconds=time.perf_counter() - self._epoch_began,
-            nll=nll,
-            kl=kl,
-            mixture=mixture,
-            hyper_prior=hyper_prior,
+            parts=dict(zip(self.course.parts, (self.sums / self.batch).tolist(), strict=True)),
             accuracy=self._accuracy(),
-            zeros=self._share_of_zeros(),
+            zeros=self.course.share_of_zeros(self.n_weights),
             weights_computed=sum(weight.theta.numel() for weight in self.problem.weights),
         )
 
@@ -363,15 +319,14 @@ class Fitting:
         return None if validation is None else self.engine.from_main(lambda: evaluate(self.network, validation))
 
     def _check_alike(self) -> None:
-        """All processes must hold the same network, mixture and optimizer."""
+        """All processes must hold the same network, terms and optimizer."""
         if self.engine.processes == 1:
             return
         optimizer = cast(torch.optim.Optimizer, self.optimizer)
-        modules = {"the network": self.network, "the mixture": self.problem.prior}
+        modules = {"the network": self.network} | {f"the {term.name}": term for term in self.problem.terms}
         held = {
             f"{name} of {owner}": tensor
             for owner, module in modules.items()
-            if module is not None
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
         for index, state in enumerate(optimizer_state(optimizer)):
@@ -379,37 +334,35 @@ class Fitting:
         self.engine.check_alike(held, self._where())
 
     def _run_batches(self) -> None:
-        strength = self.engine.from_main(self.watcher.strength)
+        strength = self.engine.from_main(self.steering.strength)
         n_batches = count_batches(self.batches)
-        for inputs, targets in on_device(self._passes.rest(self.batch), self.device):
+        for batch in on_device(self._passes.rest(self.batch), self.device):
             done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
-            self._take_step(done, strength, inputs, targets)
+            inputs = augmented(batch.inputs, self._augment, self._augmenting)
+            self._take_step(self.course.dials_at(done, strength), dataclasses.replace(batch, inputs=inputs))
             self.batch, self.steps = self.batch + 1, self.steps + 1
             self.watcher.on_batch(self.phase, done)
             self._rest("step")
         if not self.batch:
             raise DataError("the training data gave no batch; check the loader (and drop_last)")
 
-    def _take_step(self, done: float, strength: float, inputs: Inputs, targets: Inputs) -> None:
-        dials = dials_at(self.phase, done, strength)
-        optimizer = cast(torch.optim.Optimizer, self.optimizer)
+    def _take_step(self, dials: Dials, batch: Batch) -> None:
+        course, optimizer = self.course, cast(torch.optim.Optimizer, self.optimizer)
 
         def inspect(parts: Tensor) -> None:
-            self._check(find_not_finite(self.problem, parts, inputs, targets), f", step {self.batch + 1}")
+            self._check(find_not_finite(course, parts, batch), f", step {self.batch + 1}")
 
         with running(self._where()):
             # A GPU is asked once an epoch, so that it never waits; the CPU at every step.
             look = inspect if self.device.type == "cpu" else None
-            self.sums += take_step(self.problem, self.phase, optimizer, dials, inputs, targets, look, self.engine)
+            self.sums += take_step(course, optimizer, dials, batch, look, self.engine)
 
     def _run_recorded(self) -> None:
         """The same on a GPU that holds the data."""
         phase, batches = self.phase, cast(ResidentBatches, self.batches)
         if self._recorded is None:
             optimizer, source = cast(torch.optim.Optimizer, self.optimizer), cast(torch.Generator, self._source)
-            self._recorded = RecordedSteps(
-                self.problem, phase, optimizer, batches, source, self.sums, self.watcher.on_warning
-            )
+            self._recorded = RecordedSteps(self.course, optimizer, batches, source, self.sums, self.watcher.on_warning)
 
         def on_step(step: int) -> None:
             if step % STEPS_A_LOOK == 0:
@@ -418,21 +371,8 @@ class Fitting:
                 self._rest("step")
 
         with running(self._where()):
-            self._recorded.run_pass(self.epoch, self.watcher.strength(), on_step)
+            self._recorded.run_pass(self.epoch, self.steering.strength(), on_step)
         self.steps, self.batch = self.steps + len(batches) - self.batch, len(batches)
-
-    @torch.no_grad()
-    def _share_of_zeros(self) -> float:
-        """The share of all weights that would be zero if the network were quantized now."""
-        if not self.n_weights:
-            return 0.0
-        alive = torch.zeros((), dtype=torch.int64, device=self.device)
-        for weight in self.problem.weights:
-            if self.phase.tau2 and self.problem.prior is not None:
-                alive += torch.count_nonzero(self.problem.prior.assign(weight.theta))
-            else:
-                alive += (log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA).sum()
-        return 1 - alive.item() / self.n_weights
 
     def _where(self) -> str:
         return f"phase {self.phase.name}, epoch {self.epoch + 1} of {self.phase.epochs}"
@@ -442,8 +382,8 @@ class Fitting:
             raise NotFinite(f"{self._where()}{step}: {not_finite} is not finite")
 
 
-def fit(network: nn.Module, batches: Batches, phases: Sequence[Phase], **settings: Any) -> None:
-    """Train `network` (and `prior`, where a phase has τ₂ > 0) in place through `phases`; settings are `Fitting`'s."""
+def fit(network: nn.Module, batches: Loader, phases: Sequence[Phase], **settings: Any) -> None:
+    """Train `network`, and the terms, in place through `phases`; settings are `Fitting`'s."""
     Fitting(network, batches, phases, **settings).run()
 
 
@@ -457,10 +397,3 @@ def _select_in(optimizer: torch.optim.Optimizer) -> Callable[[nn.Parameter, Call
                 state[name] = selection(value)
 
     return select
-
-
-def survivors(weights: Sequence[VariationalWeight]) -> Tensor:
-    """The means that pruning would keep."""
-    with torch.no_grad():
-        kept = [w.theta[log_alpha(w.theta, w.log_sigma2) < PRUNING_LOG_ALPHA].flatten().float() for w in weights]
-    return torch.cat(kept)

@@ -7,13 +7,15 @@ step reads the line its own counter points at. Python neither launches kernels n
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayeszip.data import Batches
-from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.steps import Dials, Problem, dials_at, take_step
+from bayeszip.fitting.augmentation import Augmentation
+from bayeszip.fitting.course import Course, Dials
+from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.steps import take_step
 
 __all__ = [
     "STEPS_AT_ONCE",
@@ -37,11 +39,15 @@ _recording = threading.Lock()
 
 
 def can_be_recorded(batches: object, device: torch.device) -> bool:
-    """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay."""
+    """Whether the data lies on the GPU and comes in batches of equal size, long enough to pay.
+
+    A transform of the caller's own may draw its random numbers on the host, where a replay would not see them.
+    """
     return (
         device.type == "cuda"
-        and isinstance(batches, Batches)
+        and isinstance(batches, ResidentBatches)
         and batches.inputs.is_cuda
+        and (batches.augment is None or isinstance(batches.augment, Augmentation))
         and batches.shuffle
         and batches.n_examples // batches.batch_size > 2 * WARM_UP
     )
@@ -58,19 +64,18 @@ class RecordedSteps:
 
     def __init__(
         self,
-        problem: Problem,
-        phase: Phase,
+        course: Course,
         optimizer: torch.optim.Optimizer,
-        batches: Batches,
+        batches: ResidentBatches,
         noise: torch.Generator,
         sums: Tensor,
         on_warning: Callable[[str], None],
     ) -> None:
-        self._problem, self._phase, self._optimizer, self._batches = problem, phase, optimizer, batches
+        self._course, self._optimizer, self._batches = course, optimizer, batches
         device = batches.inputs.device
         full = batches.n_examples // batches.batch_size
         self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
-        self._dials = torch.zeros(full, len(Dials._fields), device=device)
+        self._dials = torch.zeros(full, len(course.dials_at(0.0).line()), device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._noise, self._sums, self._on_warning = noise, sums, on_warning
         #: By how many steps each replays.
@@ -84,10 +89,9 @@ class RecordedSteps:
             raise TypeError("batches are not shuffled")
         size, full, steps = self._batches.batch_size, len(self._rows), len(self._batches)
         self._rows.copy_(order[: full * size].view(full, size))
-        schedule = [
-            dials_at(self._phase, (epoch + step / steps) / self._phase.epochs, strength) for step in range(steps)
-        ]
-        self._dials.copy_(torch.tensor(schedule[:full]), non_blocking=True)
+        epochs = self._course.phase.epochs
+        schedule = [self._course.dials_at((epoch + step / steps) / epochs, strength) for step in range(steps)]
+        self._dials.copy_(torch.tensor([dials.line() for dials in schedule[:full]]), non_blocking=True)
         first = skip
         if not self._graphs and not self._resists:
             first = min(skip + WARM_UP, full)
@@ -109,8 +113,7 @@ class RecordedSteps:
         self._batches.end_pass()
 
     def _take(self, dials: Dials, rows: Tensor) -> None:
-        inputs, targets = self._batches.select(rows)
-        self._sums += take_step(self._problem, self._phase, self._optimizer, dials, inputs, targets)
+        self._sums += take_step(self._course, self._optimizer, dials, self._batches.select(rows))
 
     def _record(self) -> None:
         """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
@@ -119,20 +122,19 @@ class RecordedSteps:
             line = self._dials.index_select(0, self._counter)[0]
             rows = self._rows.index_select(0, self._counter)[0]
             self._counter += 1
-            self._take(self._dials_in(line), rows)
+            self._take(self._course.dials_in(line), rows)
 
+        sources = [self._noise, *([self._batches.augmenting] if self._batches.augment else [])]
+        # What recordings before this one held, for a network that was larger then.
+        torch.cuda.empty_cache()
         try:
-            self._graphs = {count: record(step, count, self._noise) for count in (1, STEPS_AT_ONCE)}
+            # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
+            pool = torch.cuda.graph_pool_handle()
+            self._graphs = {count: record(step, count, pool, *sources) for count in (1, STEPS_AT_ONCE)}
         except RuntimeError as error:
             self._resists = True
             reason = str(error).partition("\n")[0]
-            self._on_warning(f"phase {self._phase.name}: steps are taken one by one, which is slower: {reason}")
-
-    def _dials_in(self, line: Tensor) -> Dials:
-        """The dials as tensors; those that the phase leaves at 0 as numbers, so that what they weigh is left out."""
-        phase = self._phase
-        used = (True, phase.tau1 > 0, phase.tau2 > 0, phase.std_first > 0)
-        return Dials(*(value if needed else 0.0 for value, needed in zip(line, used, strict=True)))
+            self._on_warning(f"phase {self._course.phase.name}: steps are taken one by one, which is slower: {reason}")
 
 
 def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
@@ -147,10 +149,11 @@ def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
         first += stride
 
 
-def record(step: Callable[[], None], count: int, *generators: torch.Generator) -> torch.cuda.CUDAGraph:
+def record(step: Callable[[], None], count: int, pool: Any, *generators: torch.Generator) -> torch.cuda.CUDAGraph:
     """A graph that does again, `count` times, what `step` asks of the GPU.
 
     Args:
+        pool: the memory it works in; graphs that share one must not depend on what others left there.
         generators: those that move on with it, besides torch's own.
 
     Raises:
@@ -161,7 +164,7 @@ def record(step: Callable[[], None], count: int, *generators: torch.Generator) -
         graph.register_generator_state(generator)
     torch.cuda.current_stream().synchronize()
     # Other threads go on meanwhile, with recorded steps of their own.
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for _ in range(count):
             step()

@@ -1,8 +1,8 @@
 """The closing step: train the shared values themselves, with every weight's assignment fixed.
 
-A weight is w_i = v[s_i], so the gradient of value k is Σ_{i: s_i=k} ∂L/∂w_i. Only weights that are not zero take part;
-they are kept sorted by symbol, so that this sum runs over consecutive stretches: adding into a few bins instead is slow
-on a GPU.
+A weight is w_i = v[s_i] times the scale c_i of its row, if the tensor has scales, so the gradient of value k is
+Σ_{i: s_i=k} c_i ∂L/∂w_i. Only weights that are not zero take part; they are kept sorted by symbol, so that this sum
+runs over consecutive stretches: adding into a few bins instead is slow on a GPU.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -35,10 +35,16 @@ class SharedValues(nn.Module):
         self.values = nn.Parameter(torch.tensor(codebook[1:], device=device))
         self.others = nn.ParameterList(p for name, p in network.named_parameters() if name not in tensors)
         self._places = {name: Places.of(tensor, device) for name, tensor in tensors.items()}
+        self._scales = {
+            name: torch.from_numpy(tensor.row_scales()).to(device)
+            for name, tensor in tensors.items()
+            if tensor.scale is not None
+        }
         self._owners = _owners(network, tensors)
 
     def forward(self, *inputs: Any) -> Any:
         shared = {name: spread(self.values, places) for name, places in self._places.items()}
+        shared |= {name: shared[name] * scales for name, scales in self._scales.items()}
         weights = {place: shared[name].to(dtype) for place, (name, dtype) in self._owners.items()}
         # Ties are resolved already: torch's own way does not restore a module that stands at two places.
         return functional_call(self._network[0], weights, inputs, tie_weights=False)

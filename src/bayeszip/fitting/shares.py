@@ -1,18 +1,16 @@
 """Loaders that give one of several processes its share of every batch."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayeszip.data import Batches as ResidentBatches
-from bayeszip.fitting.batches import Batches, Inputs, checked_batch, rows, sliced
+from bayeszip.fitting.batches import Batch, Loader, checked_batch, rows_of, sliced
+from bayeszip.fitting.resident import ResidentBatches
 
 __all__ = ["LoaderShare", "ResidentShare", "Shared", "SlicedShare", "checksum"]
-
-#: Told the part of a batch that is given.
-TellWeight = Callable[[float], None]
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -27,27 +25,43 @@ def _bounds(n: int, rank: int, processes: int) -> tuple[int, int]:
     return rank * n // processes, (rank + 1) * n // processes
 
 
+def _share_of(batch: Batch, rank: int, processes: int) -> Batch:
+    n = rows_of(batch.targets)
+    low, high = _bounds(n, rank, processes)
+    return Batch(
+        sliced(batch.inputs, n, low, high),
+        sliced(batch.targets, n, low, high),
+        None if batch.rows is None else batch.rows[low:high],
+        (high - low) / n if n else 0.0,
+    )
+
+
 class ResidentShare:
     """Of batches that lie on the device: every process makes the same permutation and takes its rows alone."""
 
-    def __init__(self, batches: ResidentBatches, rank: int, processes: int, tell: TellWeight) -> None:
-        self._batches, self._rank, self._processes, self._tell = batches, rank, processes, tell
+    def __init__(self, batches: ResidentBatches, rank: int, processes: int) -> None:
+        self._batches, self._rank, self._processes = batches, rank, processes
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         batches = self._batches
         order, skip = batches.begin_pass()
-        for batch in range(skip, len(batches)):
-            batches.given(batch + 1)
-            first = batch * batches.batch_size
-            n = min(batches.batch_size, batches.n_examples - first)
-            low, high = _bounds(n, self._rank, self._processes)
-            self._tell((high - low) / n)
-            rows = slice(first + low, first + high)
-            yield (batches.inputs[rows], batches.targets[rows]) if order is None else batches.select(order[rows])
+        for index in range(skip, len(batches)):
+            batches.given(index + 1)
+            yield self._share(order, index)
         batches.end_pass()
+
+    def _share(self, order: Tensor | None, index: int) -> Batch:
+        batches = self._batches
+        if order is None or batches.augment is not None:
+            # All draw for the whole batch what augments it, so that it doesn't depend on how many they are.
+            return _share_of(batches.batch(order, index), self._rank, self._processes)
+        first = index * batches.batch_size
+        n = min(batches.batch_size, batches.n_examples - first)
+        low, high = _bounds(n, self._rank, self._processes)
+        return dataclasses.replace(batches.select(order[first + low : first + high]), share=(high - low) / n)
 
     def state_dict(self) -> dict[str, Any]:
         return self._batches.state_dict()
@@ -62,21 +76,20 @@ class LoaderShare:
     Every share is of the same size: the last batch of a pass is filled up from the first.
     """
 
-    def __init__(self, batches: Batches, prepared: Any, tell: Callable[[], None]) -> None:
-        self._batches, self._prepared, self._tell = batches, prepared, tell
+    def __init__(self, prepared: Any, processes: int) -> None:
+        self._prepared, self._processes = prepared, processes
         self._epoch = self._given = self._skip = 0
 
     def __len__(self) -> int:
         return len(self._prepared)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         skip, self._skip = self._skip, 0
         self._prepared.set_epoch(self._epoch)
         for index, batch in enumerate(self._prepared):
             self._given = index + 1
             if index >= skip:
-                self._tell()
-                yield batch
+                yield dataclasses.replace(checked_batch(batch), share=1 / self._processes)
         self._epoch, self._given = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,32 +107,29 @@ class SlicedShare:
 
     def __init__(
         self,
-        batches: Batches,
+        loader: Loader,
         rank: int,
         processes: int,
-        tell: TellWeight,
         check_alike: Callable[[Mapping[str, Tensor], str], None],
     ) -> None:
-        self._batches, self._rank, self._processes, self._tell = batches, rank, processes, tell
+        self._loader, self._rank, self._processes = loader, rank, processes
         self._check_alike = check_alike
 
     def __len__(self) -> int:
-        if isinstance(self._batches, Sized):
-            return len(self._batches)
-        raise TypeError(f"{type(self._batches).__name__} has no length")
+        if isinstance(self._loader, Sized):
+            return len(self._loader)
+        raise TypeError(f"{type(self._loader).__name__} has no length")
 
-    def __iter__(self) -> Iterator[tuple[Inputs, Inputs]]:
-        for index, batch in enumerate(self._batches):
-            inputs, targets = checked_batch(batch)
+    def __iter__(self) -> Iterator[Batch]:
+        for index, given in enumerate(self._loader):
+            batch = checked_batch(given)
             if index == 0:
+                targets = batch.targets
                 self._check_alike(
                     {"the first batch": targets if isinstance(targets, Tensor) else targets[0]},
                     "a loader other than torch's DataLoader must give every process the same batches",
                 )
-            n = rows(targets)
-            low, high = _bounds(n, self._rank, self._processes)
-            self._tell((high - low) / n if n else 0.0)
-            yield sliced(inputs, n, low, high), sliced(targets, n, low, high)
+            yield _share_of(batch, self._rank, self._processes)
 
 
 #: A loader of shares.

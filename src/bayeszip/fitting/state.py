@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError
-from bayeszip.fitting.batches import Batches
+from bayeszip.fitting.batches import Loader
 from bayeszip.variational.layers import Live, VariationalLayer
 
 __all__ = [
@@ -158,7 +158,7 @@ class Passes:
     depends on those random numbers alone, as torch's `DataLoader` does, with workers or without.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Loader) -> None:
         self.batches = batches
         self._knows = all(callable(getattr(batches, name, None)) for name in ("state_dict", "load_state_dict"))
         #: Those that a `DataLoader` and its sampler draw from, where they don't use torch's own.

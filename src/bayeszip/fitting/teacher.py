@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Batches, Inputs, outputs_of, running
+from bayeszip.fitting.batches import Batch, Inputs, Loader, called_with, running
 from bayeszip.fitting.evaluation import class_dim
+from bayeszip.fitting.resident import ResidentBatches
 
 __all__ = ["Teacher", "imitation"]
 
@@ -15,27 +16,27 @@ ROWS_AT_ONCE = 1000
 
 
 class Teacher:
-    """What the pretrained network says: asked once for every row if the batches say which rows they hold."""
+    """What the pretrained network says: asked once for every row if batches say which rows they hold."""
 
     @torch.no_grad()
-    def __init__(self, network: nn.Module, batches: Batches) -> None:
-        self._network, self._batches = network, batches
+    def __init__(self, network: nn.Module, loader: Loader) -> None:
+        self._network = network
         self._outputs: Tensor | None = None
-        inputs = getattr(batches, "inputs", None)
-        if not hasattr(batches, "rows") or not isinstance(inputs, Tensor) or not len(inputs) or _by_batch(network):
+        # What it would say of augmented inputs is another thing each time.
+        if not isinstance(loader, ResidentBatches) or loader.augment or not loader.n_examples or _by_batch(network):
             return
+        inputs = loader.inputs
         with running("distillation"):
             # Not if keeping the outputs takes more memory than the inputs do.
             if network(inputs[:1]).numel() <= inputs[:1].numel():
                 self._outputs = torch.cat([network(part) for part in inputs.split(ROWS_AT_ONCE)])
 
     @torch.no_grad()
-    def outputs(self, inputs: Inputs) -> Tensor:
-        """Its outputs for the batch at hand."""
-        rows: Tensor | None = getattr(self._batches, "rows", None)
-        if self._outputs is not None and rows is not None:
-            return self._outputs.index_select(0, rows)
-        outputs = outputs_of(self._network, inputs)
+    def outputs(self, batch: Batch) -> Tensor:
+        """Its outputs for a batch."""
+        if self._outputs is not None and batch.rows is not None:
+            return self._outputs.index_select(0, batch.rows)
+        outputs = called_with(self._network, batch.inputs)
         if not isinstance(outputs, Tensor):
             raise DataError(
                 f"distillation needs one tensor of outputs, not {type(outputs).__name__}; set all.distillation=0"

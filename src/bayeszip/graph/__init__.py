@@ -1,5 +1,6 @@
 """What a network computes, as data: traced from a module, shrunk without changing it, and back to a module."""
 
+from bayeszip.graph.folding import fold_norms
 from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import drop_dead_units
@@ -7,6 +8,7 @@ from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.ordering import order_units
 from bayeszip.graph.plain import plain_copy, unwrapped_names
 from bayeszip.graph.proof import difference, prove_same
+from bayeszip.graph.soundness import check_sound
 from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.graph.trace import UntraceableModel, trace
@@ -15,10 +17,12 @@ __all__ = [
     "FLOATING",
     "UnknownOperator",
     "UntraceableModel",
+    "check_sound",
     "dense_state",
     "dense_tensors",
     "difference",
     "drop_dead_units",
+    "fold_norms",
     "from_state",
     "load_into",
     "order_units",

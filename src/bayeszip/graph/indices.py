@@ -1,11 +1,13 @@
 """Which units survived, kept in the file if asked for: `with_indices`, `dense_state`. Numpy only."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, shown
+from bayeszip.limits import Budget, Limits
 from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
@@ -52,7 +54,7 @@ def with_indices(model: CompressedModel, kept: Surviving) -> CompressedModel:
     return replace(model, tensors=own | stored)
 
 
-def dense_state(model: CompressedModel) -> dict[str, np.ndarray]:
+def dense_state(model: CompressedModel, limits: Limits | Budget | None = None) -> dict[str, np.ndarray]:
     """The tensors in the shapes they had at first, zero where units were removed: for the network's own class.
 
     The class computes the same with them: what was removed is multiplied by zero wherever it is read.
@@ -65,7 +67,12 @@ def dense_state(model: CompressedModel) -> dict[str, np.ndarray]:
             "the model was shrunk without storing which units survived: compress with their indices stored, or load it "
             "without the original shapes"
         )
-    return {name: _scattered(model.tensors[name], masks) for name, masks in surviving(model).items()}
+    kept, budget = surviving(model), Budget.of(limits)
+    for name, masks in kept.items():
+        tensor = model.tensors[name]
+        width = 4 if isinstance(tensor, QuantizedTensor) else tensor.values.itemsize
+        budget.charge("loaded", width * math.prod(map(len, masks)))
+    return {name: _scattered(model.tensors[name], masks) for name, masks in kept.items()}
 
 
 def _parameters(model: CompressedModel) -> int:
@@ -99,13 +106,13 @@ def _mask(model: CompressedModel, number: int, size: int, name: str) -> np.ndarr
     if not isinstance(mask, RawTensor) or mask.dtype != "bool" or mask.values.ndim != 1:
         raise ModelError(f"{_NAME}.{number} is missing or no mask")
     if np.count_nonzero(mask.values) != size:
-        raise ModelError(f"{_NAME}.{number} doesn't fit {name}, which has {size} of what it says survived")
+        raise ModelError(f"{_NAME}.{number} doesn't fit {shown(name)}, which has {size} of what it says survived")
     return mask.values
 
 
 def _checked(name: str, shape: Sequence[int], masks: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     if [int(np.count_nonzero(mask)) for mask in masks] != list(shape):
-        raise ModelError(f"what survived of {name} doesn't fit its shape {tuple(shape)}")
+        raise ModelError(f"what survived of {shown(name)} doesn't fit its shape {tuple(shape)}")
     return masks
 
 

@@ -4,23 +4,29 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, shown
+from bayeszip.graph.families import RULES
 from bayeszip.graph.indices import is_index
-from bayeszip.graph.liveness import states_inputs
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
 from bayeszip.graph.proof import alike, outputs_of, random_inputs
+from bayeszip.graph.soundness import charge_run, refusing, shapes, states_inputs
 from bayeszip.graph.state import to_torch
 from bayeszip.graph.to_module import to_module
-from bayeszip.tensors import CompressedModel
+from bayeszip.limits import Budget, Limits
+from bayeszip.operators import OPERATORS
+from bayeszip.tensors import CompressedModel, Node, RawTensor
 
 __all__ = ["load_into"]
 
 
-def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> nn.Module:
+def load_into(
+    model: CompressedModel, net: nn.Module, *, check: bool = True, limits: Limits | Budget | None = None
+) -> nn.Module:
     """Write a model's tensors into `net`, whose layers shrink to the sizes that survived; returns `net`.
 
     A weight that a layer of `net` computes (by a weight norm, for example) becomes a parameter if the file holds it.
@@ -29,42 +35,79 @@ def load_into(model: CompressedModel, net: nn.Module, *, check: bool = True) -> 
     Args:
         check: run `net` against the model's graph on random inputs, where it has one: a class whose `forward` counts
             on the old sizes would otherwise go wrong silently.
+        limits: what the model may ask for; a budget, where reading its file has been charged to it.
 
     Raises:
         ModelError: a tensor has no place in `net`, or can't have the shape it has there (both shapes are named);
             or `net` computes something else than the model. `net` may be partly written then.
     """
+    budget = Budget.of(limits)
     owners = dict(unwrapped(net).named_modules())
     for path, owner in owners.items():
         if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
             make_plain(owner)
     owners = dict(unwrapped(net).named_modules())
-    places = _places(net)
-    for name, tensor in model.tensors.items():
-        if is_index(name):
-            continue
+    all_places = _places(net)
+    writes: list[tuple[str, _Places]] = []
+    loaded = 0
+    tensors = {**model.tensors, **_norms_given_back(model, owners)}
+    for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
-        if path not in owners or not isinstance(getattr(owners[path], leaf, None), Tensor):
-            if name.startswith(CONSTANT):
-                continue  # the class makes it itself
-            if _is_new_bias(owners.get(path), leaf):
-                weight: Any = owners[path].weight
-                owners[path].register_parameter(leaf, nn.Parameter(to_torch(tensor).to(weight.device, weight.dtype)))
-                continue
+        owner, held = owners.get(path), _held(owners.get(path), leaf)
+        if is_index(name) or (held is None and name.startswith(CONSTANT)):
+            continue  # no part of the network, or what the class makes itself
+        if held is None and not _is_new_bias(owner, leaf):
             raise ModelError(
-                f"{type(net).__name__} has no tensor {name!r}; it must be the class the file was made from"
+                f"{type(net).__name__} has no tensor {shown(name)}; it must be the class the file was made from"
             )
-        _write(places[id(getattr(owners[path], leaf))], name, to_torch(tensor))
-    for module in owners.values():
-        _restate(module)
+        places = [(owner, leaf)] if held is None and owner is not None else all_places[id(held)]
+        _check_fits(places, name, tensor.shape, held)
+        writes.append((name, places))
+        loaded += tensor.size * (4 if held is None else held.dtype.itemsize)
+    budget.charge("loaded", loaded)  # nothing is made before all of it is known to fit
+    with refusing(f"the tensors can't be put into {type(net).__name__}", ModelError):
+        if model.graph is not None and states_inputs(model.graph):
+            shapes(model, budget)
+        for name, places in writes:
+            _write(places, to_torch(tensors[name]))
+        for module in owners.values():
+            _restate(module)
     if check and model.graph is not None and states_inputs(model.graph):
-        _check(model, net)
+        _check(model, net, budget)
     return net
 
 
-def _places(net: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+_Places = list[tuple[nn.Module, str]]
+
+
+def _norms_given_back(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[str, RawTensor]:
+    """What the class has and a file without norms lacks: a bias that bears a norm's name is all that the norm does."""
+    given: dict[str, RawTensor] = {}
+    for node in model.graph.nodes if model.graph is not None else ():
+        if len(node.tensors) < 2 or node.tensors[1] is None:
+            continue
+        path = str(node.tensors[1]).rpartition(".")[0]
+        norm, count = owners.get(path), model.tensors[str(node.tensors[1])].size
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or f"{path}.running_var" in model.tensors:
+            continue
+        ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
+        given[f"{path}.weight"] = RawTensor(ones, "float32")
+        given[f"{path}.running_mean"] = RawTensor(zeros, "float32")
+        given[f"{path}.running_var"] = RawTensor(ones - np.float32(norm.eps), "float32")
+        before = str(node.tensors[0]).rpartition(".")[0]
+        if _held(owners.get(before), "bias") is not None:
+            given[f"{before}.bias"] = RawTensor(zeros, "float32")
+    return given
+
+
+def _held(owner: nn.Module | None, leaf: str) -> Tensor | None:
+    """The tensor of a name in a module; looked up among tensors, so that no name reaches an attribute."""
+    return None if owner is None else owner._parameters.get(leaf, owner._buffers.get(leaf))
+
+
+def _places(net: nn.Module) -> dict[int, _Places]:
     """For each tensor all the places it has in a network: a tied one has several."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    places: dict[int, _Places] = {}
     for module in net.modules():
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             places.setdefault(id(tensor), []).append((module, leaf))
@@ -76,21 +119,39 @@ def _is_new_bias(owner: nn.Module | None, leaf: str) -> bool:
     return owner is not None and leaf == "bias" and "bias" in owner._parameters and owner._parameters["bias"] is None
 
 
-def _write(places: list[tuple[nn.Module, str]], name: str, value: Tensor) -> None:
-    """Put a tensor at all its places, in place of one of the same shape or of a larger one."""
+def _check_fits(places: _Places, name: str, shape: tuple[int, ...], held: Tensor | None) -> None:
+    """Make sure that a tensor can take the place of one of the same shape or of a larger one."""
+    owner, old = places[0][0], None if held is None else tuple(held.shape)
+    if old is None:
+        # A bias that folding a constant has made: one for each unit of the weight, whatever size that will have.
+        fits = len(shape) == 1
+    else:
+        smaller = len(old) == len(shape) and all(1 <= new <= was for new, was in zip(shape, old, strict=True))
+        fits = old == shape or (smaller and all(_can_shrink(each) for each, _ in places))
+    if not fits:
+        raise ModelError(
+            f"{shown(name)[1:-1]} has shape {shape} in the file and {old} in the {type(owner).__name__} it is to be "
+            "loaded into"
+        )
+
+
+def _can_shrink(layer: nn.Module) -> bool:
+    return isinstance(layer, tuple(_SIZES)) or (isinstance(layer, nn.RNNBase) and not layer.proj_size)
+
+
+def _write(places: _Places, value: Tensor) -> None:
+    """Put a tensor at all its places."""
     owner, leaf = places[0]
-    old = getattr(owner, leaf)
+    old = _held(owner, leaf)
+    if old is None:
+        weight: Any = owner.weight
+        owner.register_parameter(leaf, nn.Parameter(value.to(weight.device, weight.dtype)))
+        return
     value = value.to(device=old.device, dtype=old.dtype)
     if old.shape == value.shape:
         with torch.no_grad():
             old.copy_(value)
         return
-    fits = old.ndim == value.ndim and all(new <= was for new, was in zip(value.shape, old.shape, strict=True))
-    if not fits or not all(isinstance(each, (*_SIZES, nn.RNNBase)) for each, _ in places):
-        raise ModelError(
-            f"{name} has shape {tuple(value.shape)} in the file and {tuple(old.shape)} in the {type(owner).__name__} "
-            "it is to be loaded into"
-        )
     value = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
     for each, own_leaf in places:
         setattr(each, own_leaf, value)  # not past the module: recurrent layers need to notice
@@ -161,6 +222,8 @@ def _restate(module: nn.Module) -> None:
 
 def _restate_recurrent(module: nn.RNNBase) -> None:
     """A recurrent module has one number of units for all its layers and directions."""
+    if module.proj_size:
+        return  # none of its weights may shrink
     directions = 2 if module.bidirectional else 1
     units = {weight.shape[1] for name, weight in module.named_parameters() if name.startswith("weight_hh")}
     between = {
@@ -174,10 +237,17 @@ def _restate_recurrent(module: nn.RNNBase) -> None:
             "number for all: load without into="
         )
     module.hidden_size, module.input_size = units.pop(), int(module.weight_ih_l0.shape[1])  # type: ignore[index]
+    for suffix in (f"l{layer}{turn}" for layer in range(module.num_layers) for turn in ("", "_reverse")[:directions]):
+        # torch computes a recurrent layer without looking at the sizes of its weights.
+        op = module.mode.lower().partition("_")[0]
+        found = [_held(module, f"{role}_{suffix}") for role in OPERATORS[op].tensors]
+        given = [None if each is None else tuple(each.shape) for each in found]
+        RULES[op].check_tensors(Node(op, (0,), ("",) * len(given)), given)
 
 
-def _check(model: CompressedModel, net: nn.Module) -> None:
+def _check(model: CompressedModel, net: nn.Module, budget: Budget) -> None:
     """Compare with the model's own graph on random inputs, in the precision of `net`."""
+    charge_run(model, budget)
     first = next((each for each in net.parameters() if each.is_floating_point()), None)
     dtype = torch.float32 if first is None else first.dtype
     device = torch.device("cpu") if first is None else first.device
@@ -188,13 +258,13 @@ def _check(model: CompressedModel, net: nn.Module) -> None:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = outputs_of(to_module(model, dtype).to(device)(*inputs))
-            found = outputs_of(net(*inputs))
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{type(net).__name__} doesn't run with the sizes that survived ({str(error).splitlines()[0]}); its "
-            "forward may count on the original ones: load without into="
-        ) from error
+            own = to_module(model, dtype, budget).to(device)
+            with refusing("the file's own graph doesn't run", ModelError):
+                expected = outputs_of(own(*inputs))
+            name = type(net).__name__
+            with refusing(f"{name}, whose forward may count on the original sizes, doesn't run with those that "
+                          "survived; load without into=", ModelError):  # fmt: skip
+                found = outputs_of(net(*inputs))
     finally:
         for part in training:
             part.training = True

@@ -14,12 +14,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.families import RULES
+from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, extent, unknown
 from bayeszip.graph.indices import narrowed, surviving, with_indices
-from bayeszip.graph.rules import RULES
-from bayeszip.graph.rules.base import Atoms, Folded, Shape, Site, Tensor, Value, extent, unknown
-from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.graph.soundness import shapes, states_inputs
+from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
 
-__all__ = ["Fold", "drop_dead_units", "shapes", "states_inputs"]
+__all__ = ["Fold", "drop_dead_units"]
 
 #: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
@@ -60,27 +61,6 @@ def drop_dead_units(
             changed |= not all(mask.all() for masks in remaining.values() for mask in masks)
             kept = narrowed(kept, remaining) if indices else kept
     return with_indices(model, kept) if indices else model
-
-
-def shapes(model: CompressedModel) -> list[Shape]:
-    """The shape of every value of a model's graph (−k: k times the batch size).
-
-    Raises:
-        ModelError: a node can't be applied to its inputs, or an input is read before its `input` node states it.
-    """
-    if model.graph is None:
-        raise ModelError("the model has no graph")
-    found: list[Shape] = [()] * model.graph.inputs
-    for position, node in enumerate(model.graph.nodes):
-        if node.op != "input" and any(value < model.graph.inputs for value in node.inputs):
-            raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
-        tensors = [None if name is None else model.tensors[name].shape for name in node.tensors]
-        try:
-            found.append(RULES[node.op].shape(node, [found[value] for value in node.inputs], tensors))
-        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-            # Attributes of the wrong length or kind, in a graph that nobody traced.
-            raise ModelError(f"node {position} ({node.op}) makes no sense: {error}") from error
-    return found
 
 
 @dataclass(frozen=True)
@@ -131,7 +111,7 @@ class _Pass:
         """The sites with their atoms and constants, which atoms are pinned, and the coordinates of each tensor."""
         values = [self._blank(shape, atoms) for shape in shapes(self._model)]
         tensors = {
-            name: Tensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
+            name: SiteTensor(name, weights, tuple(atoms.new(size) for size in weights.shape))
             for name, weights in self._weights.items()
         }
         sites = [
@@ -164,7 +144,7 @@ class _Pass:
         atoms.pin(*(each for each, size in zip(coordinates, shape, strict=True) if size == -1))
         return Value(shape, coordinates, unknown(shape))
 
-    def _site(self, position: int, node: Node, values: Sequence[Value], tensors: Mapping[str, Tensor]) -> Site:
+    def _site(self, position: int, node: Node, values: Sequence[Value], tensors: Mapping[str, SiteTensor]) -> Site:
         return Site(
             node,
             inputs=tuple(values[value] for value in node.inputs),
@@ -314,12 +294,10 @@ def _placed(
 
 def _taken(tensor: QuantizedTensor | RawTensor, kept: Sequence[np.ndarray]) -> QuantizedTensor | RawTensor:
     """The tensor with only the kept coordinates of each dimension."""
-    if all(each.all() for each in kept):
-        return tensor
-    index = np.ix_(*kept)
-    if isinstance(tensor, RawTensor):
-        return RawTensor(np.ascontiguousarray(tensor.values[index]), tensor.dtype)
-    return QuantizedTensor(np.ascontiguousarray(tensor.symbols[index]), tensor.codebook)
+    for axis, each in enumerate(kept):
+        if not each.all():
+            tensor = tensor.take(np.flatnonzero(each), axis)
+    return tensor
 
 
 def _dense(tensor: QuantizedTensor | RawTensor) -> np.ndarray:
@@ -333,12 +311,6 @@ def _dense(tensor: QuantizedTensor | RawTensor) -> np.ndarray:
 
 def _bias_name(weight: str) -> str:
     return f"{weight.removesuffix('weight')}bias" if weight.endswith("weight") else f"{weight}_bias"
-
-
-def states_inputs(graph: Graph) -> bool:
-    """Whether an `input` node stands between every network input and its readers."""
-    readers = [node.op for node in graph.nodes for value in node.inputs if value < graph.inputs]
-    return all(op == "input" for op in readers) and all(value >= graph.inputs for value in graph.outputs)
 
 
 def _without_unread_tensors(model: CompressedModel) -> CompressedModel:

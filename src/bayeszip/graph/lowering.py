@@ -8,7 +8,6 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import Shape
 from bayeszip.graph.state import DTYPES, to_raw
 from bayeszip.operators import AttributeValue
 from bayeszip.tensors import Graph, Node, RawTensor
@@ -23,6 +22,7 @@ __all__ = [
     "is_used",
     "listed",
     "rank_of",
+    "repeated",
     "shape_of",
 ]
 
@@ -31,6 +31,9 @@ CONSTANT = "constant_"
 
 #: Batch sizes to compute with what depends on the batch size alone.
 _BATCHES = (2, 3)
+
+#: A dimension of −k is k times the batch size.
+Shape = tuple[int, ...]
 
 #: What a node of the program becomes: a value of the graph, or several.
 Lowered = int | tuple[int, ...]
@@ -352,3 +355,9 @@ def _computed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
 def _has_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value))
+
+
+def repeated(value: Any, count: int) -> tuple[int, ...]:
+    """An argument that may be one number for all dimensions, as one for each."""
+    values = tuple(listed(value))
+    return values * count if len(values) == 1 else values

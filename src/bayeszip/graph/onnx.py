@@ -13,7 +13,9 @@ from torch import Tensor
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.proof import outputs_of, random_inputs
+from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.to_module import Network, to_module
+from bayeszip.limits import Budget, Limits
 from bayeszip.tensors import CompressedModel
 
 __all__ = ["to_onnx"]
@@ -25,12 +27,13 @@ TOLERANCE = 1e-5
 _ROUNDINGS = 16
 
 
-def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32) -> bytes:
+def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32, limits: Limits | Budget | None = None) -> bytes:
     """The network as an ONNX file's bytes, its batch size free; onnxruntime has run it, and agreed with torch.
 
     Args:
         dtype: of its floating-point tensors, inputs and outputs. float32 by default, whatever the network's own type:
             runtimes have all operators in it.
+        limits: what the model may ask for; a budget, where reading its file has been charged to it.
 
     Raises:
         ModelError: a package is missing, the model has no graph that states its inputs, onnxruntime lacks an operator
@@ -41,7 +44,9 @@ def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32) -> bytes
     for package in ("onnx", "onnxscript"):
         _needed(package)
     runtime = _needed("onnxruntime")
-    network = to_module(model, dtype)
+    budget = Budget.of(limits)
+    network = to_module(model, dtype, budget)
+    charge_run(model, budget)
     first, second = (
         tuple(
             each.to(dtype) if each.is_floating_point() else each
@@ -88,11 +93,15 @@ def _difference(network: Network, inputs: tuple[Tensor, ...], blob: bytes, runti
     except Exception as error:  # onnxruntime has a class of its own for each kind
         reason = str(error).strip().splitlines()[-1]
         raise ModelError(f"onnxruntime can't run the network, try another dtype, such as float32: {reason}") from error
-    feed = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
-    with torch.no_grad():
+    with torch.no_grad(), refusing("the network can't be run on random inputs", ModelError):
+        feed = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
         expected = [each.numpy() for each in outputs_of(network(*inputs))]
+    try:
+        results = session.run(None, feed)
+    except Exception as error:  # as above
+        raise ModelError(f"onnxruntime can't run the network: {str(error).strip().splitlines()[-1]}") from error
     worst = 0.0
-    for one, other in zip(expected, session.run(None, feed), strict=True):
+    for one, other in zip(expected, results, strict=True):
         if one.shape != other.shape:
             raise ModelError(f"onnxruntime's output has shape {other.shape}, torch's {one.shape}")
         differs = ~((one == other) | (np.isnan(one) & np.isnan(other)))

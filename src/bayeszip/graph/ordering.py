@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bayeszip.graph.liveness import shapes, states_inputs
-from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.graph.soundness import shapes, states_inputs
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
 
 __all__ = ["order_units"]
 
@@ -46,9 +46,9 @@ def order_units(model: CompressedModel) -> CompressedModel:
         gaps = (weight.symbols.reshape(path.units, -1) == 0).astype(np.uint8)
         order = np.array(sorted(range(path.units), key=lambda unit: gaps[unit].tobytes()), dtype=np.int64)
         for name in (path.weight, *path.along):
-            tensors[name] = _taken(tensors[name], order, axis=0)
+            tensors[name] = tensors[name].take(order, axis=0)
         columns = np.arange(path.units * path.block).reshape(path.units, path.block)[order].reshape(-1)
-        tensors[path.reader] = _taken(tensors[path.reader], columns, axis=1)
+        tensors[path.reader] = tensors[path.reader].take(columns, axis=1)
     return replace(model, tensors=tensors)
 
 
@@ -114,9 +114,3 @@ def _path(model: CompressedModel, chain: list[Node]) -> _Path | None:
     if columns % units or (columns != units and not flat):
         return None
     return _Path(weight, units, tuple(str(name) for name in along), reader, columns // units)
-
-
-def _taken(tensor: QuantizedTensor | RawTensor, order: np.ndarray, axis: int) -> QuantizedTensor | RawTensor:
-    if isinstance(tensor, RawTensor):
-        return RawTensor(np.ascontiguousarray(np.take(tensor.values, order, axis)), tensor.dtype)
-    return QuantizedTensor(np.ascontiguousarray(np.take(tensor.symbols, order, axis)), tensor.codebook)

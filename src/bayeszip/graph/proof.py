@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.rules.base import ints
+from bayeszip.graph.families.base import elements, ints
+from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
+from bayeszip.limits import Budget, Limits
 from bayeszip.tensors import CompressedModel
 
 __all__ = ["Difference", "alike", "difference", "outputs_of", "prove_same", "random_inputs"]
@@ -68,12 +70,14 @@ def difference(
     example_inputs: Sequence[Tensor] | Tensor = (),
     *,
     rounding: float | None = None,
+    limits: Limits | Budget | None = None,
 ) -> Difference:
     """Run two models in float64 on the example inputs and on random ones.
 
     Args:
         rounding: what to put down to rounding, relative to the largest output; None: measured on the original, as
             what a change of each parameter in the last bit of its float32 does.
+        limits: what the other model may ask for, if it comes from a file.
 
     Raises:
         ModelError: their outputs can't be compared, or one of them can't be run.
@@ -82,10 +86,12 @@ def difference(
     generator = torch.Generator().manual_seed(0)
     batches = [_in_float64(examples)] if examples else []
     batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(_RANDOM_BATCHES)]
-    network = to_module(original, torch.float64)
-    worst = _worst_gap(network, to_module(other, torch.float64), batches)
+    budget = Budget.of(limits or Limits.none())
+    charge_run(other, budget)
+    network = to_module(original, torch.float64, Limits.none())
+    worst = _worst_gap(network, to_module(other, torch.float64, budget), batches)
     if rounding is None:
-        shaken = _worst_gap(network, _shaken(to_module(original, torch.float64), generator), batches)
+        shaken = _worst_gap(network, _shaken(to_module(original, torch.float64, Limits.none()), generator), batches)
         rounding = max(_FLOOR, _ROUNDINGS * shaken) if math.isfinite(shaken) else _FLOOR
     return Difference(worst, rounding)
 
@@ -101,7 +107,11 @@ def _shaken(network: Network, generator: torch.Generator) -> Network:
 
 
 def random_inputs(
-    model: CompressedModel, generator: torch.Generator, examples: Sequence[Tensor] = (), batch: int = 4
+    model: CompressedModel,
+    generator: torch.Generator,
+    examples: Sequence[Tensor] = (),
+    batch: int = 4,
+    limits: Limits | Budget | None = None,
 ) -> tuple[Tensor, ...]:
     """Inputs of the shapes the graph states: normal numbers, or integers in the range that is known to be valid."""
     if model.graph is None:
@@ -117,6 +127,7 @@ def random_inputs(
     for position in range(model.graph.inputs):
         value, node = stated[position]
         shape = (batch, *ints(node, "shape"))
+        Budget.of(limits).check("values", elements(shape))
         dtype: torch.dtype = DTYPES[str(node.attributes["dtype"])]
         if dtype.is_floating_point:
             drawn.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
@@ -147,7 +158,7 @@ def _worst_gap(first: Network, second: Network, batches: Sequence[tuple[Tensor, 
     """The largest difference between outputs, relative to the largest output of the batch."""
     worst = 0.0
     for inputs in batches:
-        with torch.no_grad():
+        with torch.no_grad(), refusing("a network can't be run on random inputs", ModelError):
             expected, found = (outputs_of(network(*inputs)) for network in (first, second))
         if len(expected) != len(found):
             raise ModelError(f"one network returns {len(expected)} tensors, the other {len(found)}")

@@ -1,5 +1,6 @@
 """Tensors of torch and tensors of a file, bit for bit: `from_state`, `to_raw`, `to_torch`."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -9,15 +10,18 @@ from torch import Tensor, nn
 
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.indices import dense_state, is_index
+from bayeszip.limits import Budget, Limits
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, QuantizedTensor, RawTensor
 
 __all__ = [
     "DTYPES",
     "FLOATING",
+    "charge_loaded",
     "check_tensor",
     "dense_tensors",
     "dtype_of",
     "from_state",
+    "loaded_dtype",
     "plain_tensors",
     "stated_dtype",
     "to_raw",
@@ -38,6 +42,9 @@ DTYPES: dict[str, torch.dtype] = {
     "bool": torch.bool,
 }
 
+
+#: Elements that are converted at a time.
+_PIECE = 2**18
 
 #: Those that a network can compute in.
 FLOATING = {name: dtype for name, dtype in DTYPES.items() if dtype.is_floating_point}
@@ -117,36 +124,79 @@ def check_tensor(tensor: Tensor, name: str) -> None:
         raise ModelError(f"{name} has dtype {tensor.dtype}, which can't be stored; known: {', '.join(RAW_DTYPES)}")
 
 
-def to_torch(tensor: QuantizedTensor | RawTensor) -> Tensor:
-    """The torch tensor of its own memory: float32 for a quantized one, the very bits for a raw one."""
-    if isinstance(tensor, QuantizedTensor):
-        return torch.from_numpy(np.array(tensor.dequantize()))
-    values = tensor.values.copy()
-    if tensor.dtype == "bfloat16":
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
+def loaded_dtype(tensor: QuantizedTensor | RawTensor, floating: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor is loaded in: `floating` for floating-point ones, its own otherwise."""
+    own = torch.float32 if isinstance(tensor, QuantizedTensor) else DTYPES[tensor.dtype]
+    return floating if floating is not None and own.is_floating_point else own
 
 
-def plain_tensors(model: CompressedModel) -> dict[str, Tensor]:
+def charge_loaded(model: CompressedModel, floating: torch.dtype | None, budget: Budget) -> None:
+    """Take the bytes that the loaded tensors will have from a budget, before the first of them is made."""
+    for tensor in model.tensors.values():
+        budget.charge("loaded", tensor.size * loaded_dtype(tensor, floating).itemsize)
+
+
+def to_torch(tensor: QuantizedTensor | RawTensor, floating: torch.dtype | None = None) -> Tensor:
+    """The torch tensor of its own memory: the values of a quantized one, the very bits of a raw one.
+
+    Made in pieces: indexing a codebook takes numpy eight bytes a weight.
+
+    Args:
+        floating: the type of floating-point tensors, by default float32 and their own.
+    """
+    made = torch.empty(tensor.shape, dtype=loaded_dtype(tensor, floating))
+    flat = made.view(-1)
+    source = (tensor.symbols if isinstance(tensor, QuantizedTensor) else tensor.values).reshape(-1)
+    for start in range(0, source.size, _PIECE):
+        piece = source[start : start + _PIECE]
+        if isinstance(tensor, QuantizedTensor):
+            values = torch.from_numpy(_values(tensor, start, start + piece.size))
+        elif tensor.dtype == "bfloat16":
+            values = torch.from_numpy(piece.view(np.int16).copy()).view(torch.bfloat16)
+        else:
+            values = torch.from_numpy(piece.copy())
+        flat[start : start + _PIECE] = values
+    return made
+
+
+def _values(tensor: QuantizedTensor, first: int, last: int) -> np.ndarray:
+    """A stretch of what `dequantize` gives, row by row."""
+    values = np.asarray(tensor.codebook[tensor.symbols.reshape(-1)[first:last]])
+    if tensor.scale is None:
+        return values
+    inner = math.prod(tensor.shape[tensor.axis + 1 :])
+    channels = np.arange(first, last) // inner % tensor.shape[tensor.axis]
+    return values * tensor.scale.dequantize()[channels] + np.float32(0)
+
+
+def plain_tensors(model: CompressedModel, limits: Limits | Budget | None = None) -> dict[str, Tensor]:
     """The tensors as they are in the file, the quantized ones in the type that the network computes in."""
-    own = stated_dtype(model.graph)
+    own, budget = stated_dtype(model.graph), Budget.of(limits)
+    _check_exportable(model)
+    charge_loaded(model, own, budget)
     return {
-        name: to_torch(tensor) if isinstance(tensor, RawTensor) else to_torch(tensor).to(own)
+        name: to_torch(tensor, None if isinstance(tensor, RawTensor) else own)
         for name, tensor in model.tensors.items()
         if not is_index(name)
     }
 
 
-def dense_tensors(model: CompressedModel) -> dict[str, Tensor]:
+def dense_tensors(model: CompressedModel, limits: Limits | Budget | None = None) -> dict[str, Tensor]:
     """The same in their original shapes, zeros put back; see `dense_state`."""
     own, dense = stated_dtype(model.graph), {}
-    for name, values in dense_state(model).items():
+    _check_exportable(model)
+    for name, values in dense_state(model, limits).items():
         tensor = model.tensors[name]
         if isinstance(tensor, RawTensor):
             dense[name] = to_torch(RawTensor(values, tensor.dtype))
         else:
             dense[name] = torch.from_numpy(values).to(own)
     return dense
+
+
+def _check_exportable(model: CompressedModel) -> None:
+    if "__metadata__" in model.tensors:
+        raise ModelError("a tensor is called __metadata__, a name that safetensors files keep for themselves")
 
 
 def _fitting(name: str, quantized: QuantizedTensor, tensor: Tensor) -> QuantizedTensor:

@@ -2,12 +2,13 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.plain import unwrapped
 from bayeszip.tensors import RAW_DTYPES
 
-__all__ = ["check_storable", "unwrapped"]
+__all__ = ["check_storable", "parameter_count", "unwrapped"]
 
 
 def check_storable(network: nn.Module) -> None:
@@ -24,6 +25,18 @@ def check_storable(network: nn.Module) -> None:
         # Infinite ones are at home in masks.
         if buffer.is_floating_point() and not buffer.is_meta and torch.isnan(buffer).any():
             raise ModelError(f"{name} holds NaN; repair or retrain the network first")
+
+
+def parameter_count(module: nn.Module) -> int:
+    """How many parameters `module` has; one that is used in several places counts once.
+
+    Raises:
+        ModelError: a lazy layer has not seen data yet, so nobody knows.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ModelError(f"{name} has no shape yet; run the lazy network once on an example before")
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -1,71 +1,86 @@
 """From a compressed model to a plain module of stock layers that computes its graph: `to_module`."""
 
-import math
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import FormatError, ModelError
+from bayeszip.errors import FormatError, ModelError, shown
+from bayeszip.graph.families import RULES
+from bayeszip.graph.families.base import Shape
 from bayeszip.graph.indices import is_index
-from bayeszip.graph.liveness import shapes, states_inputs
-from bayeszip.graph.run import COMPUTE, LAYERS
-from bayeszip.graph.state import stated_dtype, to_torch
-from bayeszip.operators import BUFFER_ROLES, OPERATORS, AttributeValue
+from bayeszip.graph.soundness import (
+    Step,
+    check_sound,
+    refusing,
+    rehearse,
+    tensor_shapes,
+    value_shapes,
+)
+from bayeszip.graph.state import charge_loaded, loaded_dtype, stated_dtype, to_torch
+from bayeszip.limits import Budget, Limits
+from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 __all__ = ["Network", "to_module"]
 
-#: Larger activations of one sample than this are refused.
-_MOST_ELEMENTS = 2**30
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One node, ready to run: the stock layer at a path, or an operator on tensors by name."""
-
-    op: str
-    inputs: tuple[int, ...]
-    layer: str | None
-    tensors: tuple[str | None, ...]
-    attributes: dict[str, AttributeValue]
-    last_used: tuple[int, ...]
+#: Names of more parts than this are refused: modules nest as deep, and Python's own calls with them.
+_DEEPEST = 64
 
 
 class Network(nn.Module):
     """A network that computes a graph. Its layers are stock ones, under the names they had where they come from."""
 
-    def __init__(self, steps: tuple[_Step, ...], outputs: tuple[int, ...], inputs: int) -> None:
+    def __init__(self, steps: tuple[Step, ...], outputs: tuple[int, ...], inputs: int) -> None:
         super().__init__()
         self._bayeszip_steps = steps
         self._bayeszip_outputs = outputs
         self._bayeszip_inputs = inputs
+        #: The graph, its tensors' shapes and its budget where it doesn't state its inputs: each call is then checked.
+        self._bayeszip_unstated: tuple[Graph, dict[str, Shape], Budget] | None = None
 
     def forward(self, x: Tensor, *more: Tensor) -> Any:
         values: list[Tensor | None] = [x, *more]
         if len(values) != self._bayeszip_inputs:
             raise TypeError(f"the network takes {self._bayeszip_inputs} inputs, not {len(values)}")
+        if self._bayeszip_unstated is not None:
+            found = value_shapes(*self._bayeszip_unstated, [(-1, *each.shape[1:]) for each in (x, *more)])
+            names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
+            held = {name: self._bayeszip_tensor(name).to("meta") for name in names}
+            floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
+            rehearse(self._bayeszip_steps, [each.dtype for each in (x, *more)], held, found, floating)
         for step in self._bayeszip_steps:
             arguments: list[Any] = [values[value] for value in step.inputs]
             if step.layer is not None:
-                values.append(self.get_submodule(step.layer)(*arguments))
+                values.append(self._bayeszip_part(step.layer)(*arguments))
             else:
                 tensors = [None if name is None else self._bayeszip_tensor(name) for name in step.tensors]
-                values.append(COMPUTE[step.op](arguments, tensors, step.attributes))
+                values.append(RULES[step.op].compute(arguments, tensors, step.attributes))
             for value in step.last_used:
                 values[value] = None
         results = tuple(values[value] for value in self._bayeszip_outputs)
         return results[0] if len(results) == 1 else results
 
+    def _bayeszip_part(self, path: str) -> Any:
+        """A module by its path. Names are data, so they are looked up among modules, never as attributes."""
+        part: Any = self
+        for name in path.split(".") if path else ():
+            part = part._modules[name]
+        return part
+
     def _bayeszip_tensor(self, name: str) -> Tensor:
-        owner, _, leaf = name.rpartition(".")
-        return getattr(self.get_submodule(owner), leaf)
+        path, _, leaf = name.rpartition(".")
+        owner = self._bayeszip_part(path)
+        tensor: Tensor = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers[leaf]
+        return tensor
 
 
-def to_module(model: CompressedModel, dtype: torch.dtype | None = None) -> Network:
+def to_module(
+    model: CompressedModel, dtype: torch.dtype | None = None, limits: Limits | Budget | None = None
+) -> Network:
     """The plain module of a compressed model, in eval mode.
 
     Nothing that the model names is imported or executed: operators come from the closed list, and names only ever
@@ -74,26 +89,53 @@ def to_module(model: CompressedModel, dtype: torch.dtype | None = None) -> Netwo
     Args:
         dtype: of all floating-point tensors; by default the type that the original network computed in. As for any
             module, `to()` changes it later.
+        limits: what the model may ask for; a budget, where reading its file has been charged to it.
+
+    A graph that doesn't state the shapes of its inputs is checked on every call instead, before anything runs.
 
     Raises:
         ModelError: the model has no graph.
         FormatError: a tensor's name can't be the name of a parameter, or the operators of the graph don't fit
-            together.
+            together, or it asks for more than the limits.
     """
     if model.graph is None:
         raise ModelError("the file holds tensors alone, no graph: load it into the network's own class with into=")
-    _check_shapes(model)
+    budget = Budget.of(limits)
     dtype = dtype or stated_dtype(model.graph)
-    layers = _layers(model.graph, model)
-    steps = tuple(_steps(model, model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
-    network = Network(steps, model.graph.outputs, model.graph.inputs)
-    buffers = _buffer_names(model.graph)
+    with refusing("the network can't be built"):
+        found = check_sound(model, budget)
+        charge_loaded(model, dtype, budget)
+        layers = _layers(model.graph, model)
+        steps = tuple(_steps(model, model.graph, {path: node for path, (node, _) in layers.items()}, dtype))
+        if found is not None:
+            rehearse(steps, [None] * model.graph.inputs, _without_values(model, dtype), found, dtype)
+        network = Network(steps, model.graph.outputs, model.graph.inputs)
+        if found is None:
+            network._bayeszip_unstated = (model.graph, tensor_shapes(model), budget)
+        return _filled(network, model, model.graph, layers, dtype)
+
+
+def _without_values(model: CompressedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        name: torch.empty(tensor.shape, dtype=loaded_dtype(tensor, dtype), device="meta")
+        for name, tensor in model.tensors.items()
+    }
+
+
+def _filled(
+    network: Network,
+    model: CompressedModel,
+    graph: Graph,
+    layers: dict[str, tuple[Node, nn.Module]],
+    dtype: torch.dtype,
+) -> Network:
+    """The network with its tensors, each at its name."""
+    buffers = _buffer_names(graph)
     for name, tensor in model.tensors.items():
         if is_index(name):
             continue
         _place_layers(network, name, layers)
-        value = to_torch(tensor)
-        value = value.to(dtype) if value.is_floating_point() else value
+        value = to_torch(tensor, dtype)
         _register(network, name, value, is_buffer=name in buffers or not value.is_floating_point())
     for module in network.modules():
         # What the file doesn't tell, how many batches a norm has seen, a stock layer can do without.
@@ -112,19 +154,6 @@ def _place_layers(network: Network, name: str, layers: dict[str, tuple[Node, nn.
             _place(network, path, layers.pop(path)[1])
 
 
-def _check_shapes(model: CompressedModel) -> None:
-    """Refuse a graph whose operators don't fit together, or that asks for more memory than any network needs."""
-    if model.graph is None or not states_inputs(model.graph):
-        return
-    try:
-        found = shapes(model)
-    except ModelError as error:
-        raise FormatError(f"the graph can't be computed: {error}") from error
-    for shape in found:
-        if math.prod(abs(size) for size in shape) > _MOST_ELEMENTS:
-            raise FormatError(f"a value of the graph has shape {shape}: more than {_MOST_ELEMENTS} elements a sample")
-
-
 def _layers(graph: Graph, model: CompressedModel) -> dict[str, tuple[Node, nn.Module]]:
     """The paths at which a stock layer can stand, each with the node that it computes."""
     found: dict[str, tuple[Node, nn.Module]] = {}
@@ -137,8 +166,6 @@ def _layers(graph: Graph, model: CompressedModel) -> dict[str, tuple[Node, nn.Mo
 
 def _layer_path(node: Node, model: CompressedModel) -> str | None:
     """Where the node's stock layer would stand: the common prefix of its tensors, if they are named by their roles."""
-    if node.op not in LAYERS:
-        return None
     roles = OPERATORS[node.op].tensors
     path = next((name.rpartition(".")[0] for name in node.tensors if name is not None), "")
     if not path:
@@ -150,20 +177,21 @@ def _layer_path(node: Node, model: CompressedModel) -> str | None:
     return path
 
 
-def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[_Step]:
-    floating = next((name for name, tensor in model.tensors.items() if _is_floating(tensor)), None)
+def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype: torch.dtype) -> Iterator[Step]:
+    floating = next((name for name, each in model.tensors.items() if _is_floating(each) and not is_index(name)), None)
     own = str(stated_dtype(graph)).removeprefix("torch.")
     path_of = {_signature(node): path for path, node in layers.items()}
+    outputs = set(graph.outputs)
     last_use = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
     for position, node in enumerate(graph.nodes):
-        used_up = {value for value in node.inputs if last_use[value] == position} - set(graph.outputs)
+        used_up = {value for value in node.inputs if last_use[value] == position} - outputs
         path = path_of.get(_signature(node))
         attributes, tensors = dict(node.attributes), node.tensors
         wanted = str(attributes.get("dtype", ""))
         if "float" in wanted and (node.op == "cast" or wanted != own):
             # To the type that all of the network computes in; a tensor tells it, so that it follows `to()`.
             attributes["dtype"], tensors = str(dtype).removeprefix("torch."), (floating,)
-        yield _Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)))
+        yield Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)))
 
 
 def _is_floating(tensor: QuantizedTensor | RawTensor) -> bool:
@@ -177,12 +205,9 @@ def _signature(node: Node) -> tuple[object, ...]:
 
 def _built(node: Node, model: CompressedModel) -> nn.Module | None:
     shapes = [None if name is None else model.tensors[name].shape for name in node.tensors]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), refusing(f"{node.op} can't be built from tensors of shapes {shapes}"):
         warnings.simplefilter("ignore")  # a layer without elements is none of torch's business here
-        try:
-            return LAYERS[node.op](shapes, node.attributes)
-        except (ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
-            raise FormatError(f"{node.op} can't be built from tensors of shapes {shapes}: {error}") from error
+        return RULES[node.op].layer(shapes, node.attributes)
 
 
 def _place(root: nn.Module, path: str, layer: nn.Module) -> None:
@@ -226,13 +251,21 @@ def _check_free(owner: nn.Module, part: str, name: str) -> None:
     if not part:
         raise _refused(name, "a part of it is empty")
     if part.startswith(("__", "_bayeszip")):
-        raise _refused(name, f"{part!r} is reserved")
-    if hasattr(owner, part):
-        raise _refused(name, f"{part!r} is an attribute of {type(owner).__name__} or taken by another tensor")
+        raise _refused(name, f"{shown(part)} is reserved")
+    if name.count(".") >= _DEEPEST:
+        raise _refused(name, f"it has more than {_DEEPEST} parts")
+    held = (vars(owner), owner._parameters, owner._buffers, owner._modules)
+    if part in _attributes(type(owner)) or any(part in each for each in held):  # type: ignore[arg-type]
+        raise _refused(name, f"{shown(part)} is an attribute of {type(owner).__name__} or taken by another tensor")
+
+
+@cache
+def _attributes(kind: Hashable) -> frozenset[str]:
+    return frozenset(dir(kind))
 
 
 def _refused(name: str, reason: str) -> FormatError:
-    return FormatError(f"a tensor can't be called {ascii(name)[:120]}: {reason}")
+    return FormatError(f"a tensor can't be called {shown(name)}: {reason}")
 
 
 def _buffer_names(graph: Graph) -> set[str]:

@@ -11,11 +11,12 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.aten import ATEN
+from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import alike, outputs_of
 from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
+from bayeszip.limits import Limits
 from bayeszip.tensors import CompressedModel, Graph
 
 __all__ = ["UnknownOperator", "UntraceableModel", "trace"]
@@ -71,7 +72,7 @@ def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype
 def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     """Run the graph against the module on the example inputs: a meaning that was missed must not go unnoticed."""
     model = CompressedModel(from_state(module, graph=graph), graph)
-    network = to_module(model).to(inputs[0].device)
+    network = to_module(model, limits=Limits.none()).to(inputs[0].device)
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

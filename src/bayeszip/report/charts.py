@@ -1,7 +1,8 @@
 """The charts of the page, drawn as SVG by hand: each has a title, named axes, and figures that show when pointed at."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from bayeszip.summary import show_bytes
 
 __all__ = [
     "accuracy_and_size",
+    "colored",
     "curves",
     "density_map",
     "input_map",
@@ -28,6 +30,9 @@ __all__ = [
 
 #: Opacities in which a weight's size is shown.
 SHADES = 6
+
+#: Colors that lines take turns in.
+COLORS = 4
 
 
 def scale_squares(contents: Contents) -> Markup:
@@ -177,6 +182,11 @@ def values_chart(values: Values, reach: float, top: float) -> Markup:
     return frame.drawn("The values of the weights in the file", *marks)
 
 
+def colored(lines: Sequence[Curve]) -> Iterator[tuple[int, Curve]]:
+    """Each line with the number of its color; colors come again where lines are many."""
+    return zip(cycle(range(1, COLORS + 1)), lines, strict=False)
+
+
 def curves(lines: Iterable[Curve], spans: Sequence[Span], y_label: str, *, log: bool = False, unit: str = "") -> Markup:
     """Figures over the epochs of a run, its phases marked."""
     drawn = [line for line in lines if line.values]
@@ -191,7 +201,7 @@ def curves(lines: Iterable[Curve], spans: Sequence[Span], y_label: str, *, log: 
     )
     x, y = frame.place()
     marks = []
-    for number, line in enumerate(drawn, start=1):
+    for number, line in colored(drawn):
         path = "L".join(f"{x(epoch):.1f} {y(value):.1f}" for epoch, value in zip(line.epochs, line.values, strict=True))
         marks.append(element("path", d=f"M{path}", class_=f"stroke{number}"))
         sparse = len(line.epochs) < 16

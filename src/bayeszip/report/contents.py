@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from bayeszip.codec import Description, TensorDescription
 from bayeszip.errors import DataError
 from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
+from bayeszip.graph import check_sound
 from bayeszip.graph.indices import is_index, surviving
+from bayeszip.graph.storable import parameter_count
 from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.report.first_layer import Picture, first_layer, values_of
 from bayeszip.report.quoted import Quoted, quoted_for
@@ -113,13 +115,14 @@ class Contents:
         return spans
 
     def curve(self, label: str, figure: str, scale: float = 1.0) -> Curve:
-        """A figure of `EpochStats` over the run. Parts of the loss that a phase doesn't have are zero: left out."""
-        points = [
-            (number, scale * value)
-            for number, stats in enumerate(self._history(), start=1)
-            if (value := getattr(stats, figure)) is not None and (value or figure == "nll")
-        ]
-        return Curve(label, tuple(epoch for epoch, _ in points), tuple(value for _, value in points))
+        """A figure of `EpochStats` over the run, where it is known."""
+        return _curve(label, (getattr(stats, figure) for stats in self._history()), scale)
+
+    def parts_of_loss(self) -> list[Curve]:
+        """The parts of the loss over the run, by their names."""
+        names = dict.fromkeys(name for stats in self._history() for name in stats.parts)
+        curves = [_curve(name, (stats.parts.get(name) for stats in self._history())) for name in names]
+        return [curve for curve in curves if curve.values]
 
     def points(self) -> list[Point]:
         """Accuracy against size: the run's epochs, what others report, and the file itself last."""
@@ -149,15 +152,23 @@ class Contents:
                     yield Point("this file", self.description.bytes, 100 * accuracy, "file", measured)
 
 
-def gather(file: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Contents:
+def gather(
+    file: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    limits: codec.Limits | None = None,
+) -> Contents:
     """Read a file, and the folder of the run that made it.
+
+    Args:
+        limits: what the file may ask for; see `codec.Limits`.
 
     Raises:
         FormatError: the file is damaged or not a `.bayz` file.
         DataError: the folder holds no record, or that of another file.
     """
-    blob = read_file(file)
-    model, description = codec.inspect(blob)
+    blob, budget = read_file(file), codec.Budget(limits)
+    model, description = codec.inspect(blob, budget)
+    check_sound(model, budget)
     run = None if folder is None else _run_of(file, blob, Path(folder))
     network, shapes = _known_network(description)
     if run is not None and run.snapshots.shapes:
@@ -195,7 +206,7 @@ def _known_network(description: Description) -> tuple[str | None, dict[str, tupl
     for network, build in models.BUILT_IN.items():
         module = build()
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-        if models.parameter_count(module) == description.original_parameters and names and names <= set(shapes):
+        if parameter_count(module) == description.original_parameters and names and names <= set(shapes):
             return network, shapes
     return None, {}
 
@@ -269,3 +280,9 @@ def _binned(model: CompressedModel, counts: dict[float, int], zeros: int) -> Val
     held, edges = np.histogram(values, BINS, (-reach, reach), weights=weights)
     middles = (edges[1:] + edges[:-1]) / 2
     return Values(tuple(middles.tolist()), tuple(int(count) for count in held), zeros, float(edges[1] - edges[0]))
+
+
+def _curve(label: str, values: Iterable[float | None], scale: float = 1.0) -> Curve:
+    """The values of epochs, counted through all phases, without those that are not known or nothing."""
+    points = [(number, scale * value) for number, value in enumerate(values, start=1) if value]
+    return Curve(label, tuple(epoch for epoch, _ in points), tuple(value for _, value in points))

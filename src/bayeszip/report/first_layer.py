@@ -1,5 +1,6 @@
 """The first layer as a picture: what each unit looks at, and how much all of them look at each input."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ def first_layer(model: CompressedModel) -> Picture | None:
     if node is not None and node.op.startswith("conv") and weights.ndim >= 3:
         return _kernels(name, weights)
     shape = _input_shape(model.graph, node) if model.graph is not None and node is not None else None
-    if shape is not None and weights.ndim == 2 and weights.shape[1] == np.prod(shape):
+    if shape is not None and weights.ndim == 2 and weights.shape[1] == math.prod(shape):
         return _fields(name, weights, shape)
     return _matrix(name, weights.reshape(len(weights), -1))
 
@@ -90,7 +91,7 @@ def _input_shape(graph: Graph, node: Node) -> tuple[int, int] | None:
         shape = source.attributes.get("shape")
         if source.op == "input" and isinstance(shape, tuple):
             sizes = [int(size) for size in shape if size != 1]
-            return (sizes[0], sizes[1]) if len(sizes) == 2 else None
+            return (sizes[0], sizes[1]) if len(sizes) == 2 and min(sizes) > 0 else None
         value = source.inputs[0]
     return None
 

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable
 
-from bayeszip.summary import printable
+from bayeszip.errors import printable
 
 __all__ = ["Markup", "element", "join"]
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
+from bayeszip.fitting.course import DATA
 from bayeszip.report import charts
 from bayeszip.report.contents import Contents, Layer
 from bayeszip.report.markup import Markup, element, join
 from bayeszip.summary import show_bytes
+from bayeszip.tensors import QuantizedTensor
 
 __all__ = ["page"]
 
@@ -31,7 +33,14 @@ MEANINGS = {
 }
 #: Segments of the bar of bytes; the smallest ones beyond are taken together.
 MOST_SEGMENTS = 24
-NETWORKS = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
+NETWORKS = {
+    "lenet-300-100": "LeNet-300-100",
+    "lenet-5": "LeNet-5",
+    "resnet-8": "ResNet-8",
+    "resnet-20": "ResNet-20",
+    "resnet-20-4": "ResNet-20-4",
+    "vgg-16": "VGG-16",
+}
 
 Row = Sequence[object]
 
@@ -305,15 +314,18 @@ def _weights(contents: Contents) -> Markup:
     ]
     return _section(
         "The weights",
-        _weights_note(bool(moments)),
+        _weights_note(contents),
         element("div", *figures, class_="grid"),
         _more("The values in the file as a table", _table(("around" if values.width else "value", "weights"), rows)),
     )
 
 
-def _weights_note(snapshots: bool) -> Markup:
+def _weights_note(contents: Contents) -> Markup:
     said = "How many weights have which value, on a logarithmic scale. "
-    if not snapshots:
+    quantized = (tensor for tensor in contents.model.tensors.values() if isinstance(tensor, QuantizedTensor))
+    if any(tensor.scale is not None for tensor in quantized):
+        said += "Values in the file, and weights while the mixture is trained, are in units of their layer or channel. "
+    if contents.run is None or not contents.run.snapshots.moments:
         return element("p", said, class_="note")
     return element(
         "p",
@@ -373,14 +385,8 @@ def _training(contents: Contents) -> Markup | None:
     if contents.run is None or not contents.run.history:
         return None
     spans = contents.spans()
-    parts = [
-        contents.curve("data", "nll"),
-        contents.curve("divergence", "kl"),
-        contents.curve("mixture", "mixture"),
-        contents.curve("hyper-prior", "hyper_prior"),
-    ]
-    parts = [part for part in parts if part.values and max(map(abs, part.values)) > 1e-3]
-    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in enumerate(parts, start=1)), "  ")
+    parts = [part for part in contents.parts_of_loss() if max(map(abs, part.values)) > 1e-3]
+    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in charts.colored(parts)), "  ")
     figures = [
         element(
             "figure",
@@ -424,7 +430,7 @@ def _phases_table(contents: Contents) -> Markup:
                 span.name,
                 f"{span.end - span.start}",
                 _duration(sum(stats.seconds for stats in history[span.start : span.end])),
-                f"{last.nll:.4f}",
+                f"{last.parts.get(DATA, 0.0):.4f}",
                 "–" if last.accuracy is None else _percent(last.accuracy),
                 _percent(last.zeros) if last.zeros else "–",
                 "–" if last.bytes is None else f"{last.bytes:,}",

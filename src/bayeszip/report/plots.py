@@ -4,12 +4,13 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, printable
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.report.charts import mixture_counts, moment_name, short_count
 from bayeszip.report.contents import Contents
@@ -34,6 +35,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
+
+#: Tensors with a bar of their own: a figure has but so many pixels.
+MOST_BARS = 120
 
 Axes = Any
 Figure = Any
@@ -73,7 +77,7 @@ def _drawn(figure: Figure, ending: str) -> bytes:
 
 def _plots(contents: Contents) -> Iterator[tuple[str, tuple[float, float], Callable[[Figure, Contents], None]]]:
     """Name, size in inches and drawing of each plot there is data for."""
-    yield "bytes", (7.5, 0.32 * len(contents.layers) + 1.6), _draw_bytes
+    yield "bytes", (7.5, 0.32 * min(len(contents.layers), MOST_BARS) + 1.6), _draw_bytes
     moments = len(contents.run.snapshots.moments) if contents.run else 0
     yield "weights", (7.5, 2.3 * ((moments + 2) // 2)), _draw_weights
     if contents.picture is not None:
@@ -87,9 +91,10 @@ def _plots(contents: Contents) -> Iterator[tuple[str, tuple[float, float], Calla
 def _draw_bytes(figure: Figure, contents: Contents) -> None:
     axes = figure.subplots()
     described = contents.description
-    items = [(layer.described.name, layer.described.bytes) for layer in contents.layers]
+    items = [(layer.described.name, layer.described.bytes) for layer in contents.layers][:MOST_BARS]
     rest = described.bytes - sum(count for _, count in items)
-    names, counts = zip(*reversed([*items, ("about the file", rest)]), strict=True)
+    about = "about the file" if len(items) == len(contents.layers) else "all others, and about the file"
+    names, counts = zip(*reversed([*items, (about, rest)]), strict=True)
     bars = axes.barh(range(len(names)), counts, color=BLUE)
     axes.bar_label(bars, [f"{count:,}" for count in counts], padding=4, color=DARK)
     axes.set_yticks(range(len(names)), [_plain(name) for name in names])
@@ -172,14 +177,8 @@ def _mosaic(tiles: Sequence[np.ndarray]) -> np.ndarray:
 
 def _draw_training(figure: Figure, contents: Contents) -> None:
     panels = figure.subplots(2, 2, sharex=True).reshape(-1)
-    for color, (label, name) in zip(
-        LINES,
-        (("data", "nll"), ("divergence", "kl"), ("mixture", "mixture"), ("hyper-prior", "hyper_prior")),
-        strict=True,
-    ):
-        curve = contents.curve(label, name)
-        if curve.values:
-            panels[0].plot(curve.epochs, curve.values, color=color, label=label, linewidth=1.2)
+    for color, curve in zip(cycle(LINES), contents.parts_of_loss(), strict=False):
+        panels[0].plot(curve.epochs, curve.values, color=color, label=curve.label, linewidth=1.2)
     panels[0].legend()
     panels[0].set_title("Parts of the loss, nats per example")
     for axes, (title, name, scale) in zip(
@@ -228,5 +227,5 @@ def _count_in_thousands(axis: Any) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text without what matplotlib would read as a formula."""
-    return text.replace("$", r"\$")
+    """Text without what matplotlib would read as a formula, or can't draw."""
+    return printable(text).replace("$", r"\$")

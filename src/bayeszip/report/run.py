@@ -58,7 +58,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             history=tuple(_epoch(stats) for stats in held["history"]),
             snapshots=read_snapshots(snapshots) if snapshots.is_file() else Snapshots(),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path} is not the record of a run: {type(error).__name__}: {error}") from error
 
 
@@ -81,6 +81,7 @@ def _epoch(held: dict[str, Any]) -> EpochStats:
         "epochs": int,
         "weights_computed": int,
         "bytes": int,
+        "parts": lambda parts: {str(name): _finite(value) for name, value in parts.items()},
     }
     figures: dict[str, Any] = {}
     for field in dataclasses.fields(EpochStats):

@@ -28,8 +28,6 @@ class Point:
     #: On the validation data, as decoded.
     error: float
     bytes: int
-    #: On the test data, which chooses nothing.
-    test_accuracy: float
     settings: dict[str, Any]
     #: On which machine it ran.
     host: str
@@ -53,12 +51,11 @@ class Front:
     def table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0))
         names = list(self.front[0].settings) if self.front else []
-        for name in ("trial", "bytes", "validation error", "test accuracy", *names):
+        for name in ("trial", "bytes", "validation error", *names):
             table.add_column(name, justify="right", style="cyan", header_style="dim")
         for point in self.front:
             settings = (_shown(point.settings[name]) for name in names)
-            figures = (f"{100 * point.error:.2f} %", f"{100 * point.test_accuracy:.2f} %")
-            table.add_row(str(point.trial), f"{point.bytes:,}", *figures, *settings)
+            table.add_row(str(point.trial), f"{point.bytes:,}", f"{100 * point.error:.2f} %", *settings)
         return table
 
 
@@ -75,7 +72,6 @@ def front_of(study: SharedStudy) -> Front:
                 trial=trial.number,
                 error=trial.values[0],
                 bytes=int(trial.values[1]),
-                test_accuracy=trial.user_attrs["test_accuracy"],
                 settings=dict(trial.params),
                 host=trial.user_attrs["worker"]["host"],
             )

@@ -7,10 +7,7 @@ same phase, had an error and a size that were smaller by a margin.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torch import nn
-
-from bayeszip.fitting import EpochStats, Phase, Watcher
-from bayeszip.variational import MixturePrior
+from bayeszip.fitting import Course, EpochStats, Phase, Watcher
 
 __all__ = ["Milestone", "Pruned", "PruningWatcher", "is_hopeless"]
 
@@ -56,7 +53,7 @@ class PruningWatcher(Watcher):
         if self._on_life is not None:
             self._on_life()
 
-    def on_epoch(self, stats: EpochStats, network: nn.Module, prior: MixturePrior | None) -> None:
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
         if stats.bytes is None or stats.accuracy is None:
             return
         here = Milestone(stats.phase, stats.epoch / stats.epochs, 1 - stats.accuracy, stats.bytes)

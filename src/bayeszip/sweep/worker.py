@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from bayeszip.compressing import compress
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
 from bayeszip.files import create_folder
 from bayeszip.fitting import Watcher
 from bayeszip.loaders import Loaders
-from bayeszip.pipeline import Result, compress
 from bayeszip.progress import TrainingProgress, Watchers
 from bayeszip.recipe import Recipe
-from bayeszip.record import file_figures, write_record
+from bayeszip.record import size_figures, write_record
+from bayeszip.result import Result
 from bayeszip.sweep.pruning import Milestone, Pruned, PruningWatcher
 from bayeszip.sweep.space import Dimension
 from bayeszip.sweep.study import ERROR, SharedStudy
@@ -113,7 +114,7 @@ def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, sh
 
     pruning = PruningWatcher(rivals, plan.margin, sign)
     try:
-        result, figures = _compress(plan, settings, pruning, show)
+        result = _compress(plan, settings, pruning, show)
     except Pruned:
         study.prune(trial, milestones=pruning.milestones)
         last = pruning.milestones[-1]
@@ -121,16 +122,14 @@ def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, sh
     except BayeszipError as failure:
         study.fail(trial, str(failure))
         return Outcome(trial.number, "failed", settings, why=str(failure))
-    write_record(folder, result, figures)
+    # Without a figure on test data: the trial takes part in a choice.
+    write_record(folder, result, size_figures(result.description))
     error = 1 - _accuracy(result)
-    facts = {"milestones": pruning.milestones, "test_accuracy": figures["accuracy"], "seconds": _seconds(result)}
-    study.complete(trial, (error, result.bytes), **facts)
+    study.complete(trial, (error, result.bytes), milestones=pruning.milestones, seconds=_seconds(result))
     return Outcome(trial.number, "complete", settings, error, result.bytes)
 
 
-def _compress(
-    plan: Plan, settings: dict[str, str], pruning: PruningWatcher, show: bool
-) -> tuple[Result, dict[str, Any]]:
+def _compress(plan: Plan, settings: dict[str, str], pruning: PruningWatcher, show: bool) -> Result:
     recipe = plan.recipe.override(*(f"{field}={value}" for field, value in settings.items()))
     network, loaders = plan.prepare(recipe)
     with contextlib.ExitStack() as stack:
@@ -138,7 +137,7 @@ def _compress(
         if show:
             phases = recipe.scaled().sequence(plan.pretrain)
             watcher = Watchers(stack.enter_context(TrainingProgress(phases)), pruning)
-        result = compress(
+        return compress(
             network,
             loaders.train,
             val_loader=loaders.validation,
@@ -148,7 +147,6 @@ def _compress(
             pretrain=plan.pretrain,
             watcher=watcher,
         )
-    return result, file_figures(result.network(), result.blob, loaders.test)
 
 
 def _accuracy(result: Result) -> float:

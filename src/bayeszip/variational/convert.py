@@ -23,23 +23,25 @@ START_LOG_SIGMA2 = -10.0
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `to_variational` did: the layers it made Gaussian, and those with parameters that it left as they are."""
+    """What `to_variational` did.
+
+    Args:
+        converted: the layers it made Gaussian.
+        kept: those with parameters that it left as they are, and why: their type, or that they are frozen.
+    """
 
     converted: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
-
-    def kept_summary(self) -> str:
-        """`name (type)` of each layer kept, for messages."""
-        return ", ".join(f"{name or 'the network itself'} ({kind})" for name, kind in self.kept)
 
 
 def to_variational(module: nn.Module, *, log_sigma2: float = START_LOG_SIGMA2, biases: bool = True) -> Conversion:
     """Turn the layers of `module` that have a variational form into it, in place.
 
     Tied weights stay tied and share one log σ². Subclasses and layers whose weight is computed (parametrized, or by
-    a hook) are not touched: what they do is not known here. Neither are layers with a frozen tensor
-    (`requires_grad=False`): they are neither trained nor pruned nor quantized. Where all of a network is frozen, as for
-    inference, that says nothing about what should stay, and it is unfrozen.
+    a hook) are not touched: what they do is not known here. Neither are layers whose weight is frozen
+    (`requires_grad=False`): they are neither trained nor pruned nor quantized; a bias that is frozen stays as it is by
+    itself. Where all of a network is frozen, as for inference, that says nothing about what should stay, and it is
+    unfrozen.
 
     Args:
         log_sigma2: the starting value of log σ².
@@ -84,7 +86,8 @@ def _is_stock(layer: nn.Module) -> bool:
 
 
 def _is_frozen(layer: nn.Module) -> bool:
-    return not all(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+    weight = layer._parameters.get("weight")
+    return weight is not None and not weight.requires_grad
 
 
 def _tie_variances(layer: VariationalLayer, variance_of: dict[int, nn.Parameter]) -> None:
@@ -118,5 +121,10 @@ def _check_weights(path: str, layer: nn.Module) -> None:
 
 def _kept_layers(module: nn.Module) -> Iterator[tuple[str, str]]:
     for path, layer in module.named_modules():
-        if not isinstance(layer, VariationalLayer) and any(True for _ in layer.parameters(recurse=False)):
-            yield path, type(layer).__name__
+        parameters = dict(layer.named_parameters(recurse=False))
+        if isinstance(layer, VariationalLayer):
+            if layer.bias is not None and not layer.bias.requires_grad:
+                yield f"{path}.bias".removeprefix("."), "frozen"
+        elif parameters:
+            frozen = not any(parameter.requires_grad for parameter in parameters.values())
+            yield path, f"{type(layer).__name__}, frozen" if frozen else type(layer).__name__

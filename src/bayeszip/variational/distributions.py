@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "HALF_LOG_2PI",
+    "PRUNING_LOG_ALPHA",
     "THETA2_FLOOR",
     "kl_log_uniform",
     "kl_log_uniform_slope",
@@ -31,6 +32,9 @@ THETA2_FLOOR = 1e-20
 LOG_ALPHA_BOUND = 50.0
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+#: log 19: the log α at which the dropout rate σ²/(θ²+σ²) is 0.95, the paper's threshold (app. B).
+PRUNING_LOG_ALPHA = math.log(19)
 
 
 def log_alpha(theta: Tensor, log_sigma2: Tensor) -> Tensor:

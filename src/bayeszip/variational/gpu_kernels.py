@@ -3,17 +3,14 @@
 The same formulas as `distributions` and `mixture`; the tests hold them to each other.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["adam_step", "kl_with_slopes", "mixture_with_slopes", "sampled"]
+__all__ = ["add_noise", "kl_with_slopes", "mixture_with_slopes"]
 
 #: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
 KL_BLOCK = 1024
@@ -24,16 +21,13 @@ MIXTURE_ROUNDS = 8
 
 
 def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ².
-
-    With several rows in both, and a scale for each, the sum of each row.
-    """
-    rows, size = theta.shape[:-1].numel(), theta.shape[-1]
+    """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ²; both are vectors."""
+    size = theta.numel()
     programs = triton.cdiv(size, KL_BLOCK)
     by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-    sums = torch.empty(rows, programs, device=theta.device)
+    sums = torch.empty(programs, device=theta.device)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
-    _kl[(programs, rows)](
+    _kl[(programs,)](
         theta,
         log_sigma2,
         factor,
@@ -48,18 +42,14 @@ def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> 
         bound=LOG_ALPHA_BOUND,
         block=KL_BLOCK,
     )
-    value = sums.sum(dim=-1, dtype=torch.float64).float().view(theta.shape[:-1])
-    return value * factor, by_theta, by_log_sigma2
+    return sums.sum(dtype=torch.float64).float() * factor, by_theta, by_log_sigma2
 
 
 def mixture_with_slopes(
     theta: Tensor, means: Tensor, log_precisions: Tensor, log_proportions: Tensor, scale: float | Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """`scale` × Σ log GM (eq. 5), its gradients in μ, log λ and log π, and in θ.
-
-    With several rows in all, and a scale for each, the sum of each row under its own mixture.
-    """
-    rows, size, components = theta.shape[:-1].numel(), theta.shape[-1], means.shape[-1]
+    """`scale` × Σ log GM (eq. 5), its gradients in μ, log λ and log π, and in θ; all of these are vectors."""
+    size, components = theta.numel(), means.numel()
     precisions = log_precisions.exp()
     offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
     width = triton.next_power_of_2(max(1, components - 1))
@@ -67,8 +57,8 @@ def mixture_with_slopes(
     by_theta = torch.empty_like(theta)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
     # For each program: a line that begins with Σ log GM, then for each component Σ r, Σ r·pull, Σ r·pull².
-    sums = torch.empty(rows, programs, 4, components, device=theta.device)
-    _mixture[(programs, rows)](
+    sums = torch.empty(programs, 4, components, device=theta.device)
+    _mixture[(programs,)](
         theta,
         means,
         precisions,
@@ -82,162 +72,40 @@ def mixture_with_slopes(
         block=MIXTURE_BLOCK,
         rounds=MIXTURE_ROUNDS,
     )
-    total = sums.sum(dim=1, dtype=torch.float64).view(*theta.shape[:-1], 4, components)
-    density = total[..., 0, 0]
-    mass, first, second = (total[..., line, :] for line in (1, 2, 3))
+    total = sums.sum(dim=0, dtype=torch.float64)
+    density, (mass, first, second) = total[0, 0], total[1:]
     by_components = [first, 0.5 * (mass - second / precisions), mass]
-    return (
-        (density * factor).float(),
-        [(part * factor.unsqueeze(-1)).float() for part in by_components],
-        by_theta,
-    )
+    return (density * factor).float(), [(part * factor).float() for part in by_components], by_theta
 
 
-def adam_step(
-    values: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    rates: Tensor,
-    decay: Tensor,
-    corrections: tuple[Tensor, Tensor],
-    betas: tuple[float, float],
-    epsilon: float,
-) -> None:
-    """A step of Adam on each row of `values`, at its own rate and with its own weight decay; all in place.
+def add_noise(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """mean + noise·√(variance + floor), in place of the mean, and r = noise / 2√(variance + floor), of its type.
 
-    Args:
-        first, second: the moments.
-        corrections: 1 − β₁ᵗ and √(1 − β₂ᵗ).
+    All are laid out alike in memory; the noise is float32, and if the mean is too, r takes its place.
     """
-    rows, size = values.shape
-    _adam[(triton.cdiv(size, KL_BLOCK), rows)](
-        values,
-        gradient,
-        first,
-        second,
-        rates,
-        decay,
-        *corrections,
-        size,
-        beta1=betas[0],
-        beta2=betas[1],
-        epsilon=epsilon,
-        block=KL_BLOCK,
-    )
-
-
-def sampled(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
-    """mean + noise·√(variance + floor), differentiable in mean and variance; all three laid out alike in memory."""
-    sample: Tensor = _Sampled.apply(mean, variance, noise, floor)
-    return sample
-
-
-class _Sampled(torch.autograd.Function):
-    @staticmethod
-    def forward(mean: Tensor, variance: Tensor, noise: Tensor, floor: float) -> Tensor:
-        sample = torch.empty_like(mean)
-        size = mean.numel()
-        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
-        _sample[grid](mean, variance, noise, sample, size, floor=floor, block=SAMPLE_BLOCK)
-        return sample
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, variance, noise, ctx.floor = inputs
-        ctx.save_for_backward(variance, noise)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        variance, noise = ctx.saved_tensors
-        gradient = outputs[0]
-        if gradient.stride() != variance.stride():
-            gradient = torch.empty_like(variance).copy_(gradient)
-        by_variance = torch.empty_like(variance)
-        size = variance.numel()
-        grid = (triton.cdiv(size, SAMPLE_BLOCK),)
-        _sample_slope[grid](variance, noise, gradient, by_variance, size, floor=ctx.floor, block=SAMPLE_BLOCK)
-        return gradient, by_variance, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, noise: Tensor, floor: float
-    ) -> tuple[Tensor, int]:
-        """Of many networks at once; what one network alone computes has no such dimension and is the same for all."""
-        parts = (mean, variance, noise)
-        rows = [
-            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-            for part, dim in zip(parts, in_dims[:3], strict=True)
-        ]
-        sample: Tensor = _Sampled.apply(*(part.contiguous() for part in rows), floor)
-        return sample, 0
+    ratio = noise if mean.dtype == noise.dtype else torch.empty_like(mean)
+    size = mean.numel()
+    _add_noise[(triton.cdiv(size, SAMPLE_BLOCK),)](mean, variance, noise, ratio, size, floor=floor, block=SAMPLE_BLOCK)
+    return mean, ratio
 
 
 @triton.jit
-def _sample(
+def _add_noise(
     mean: tl.tensor,
     variance: tl.tensor,
     noise: tl.tensor,
-    sample: tl.tensor,
+    ratio: tl.tensor,
     size: tl.tensor,
     floor: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
-    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
-    value = tl.load(mean + place, mask=inside, other=0.0) + tl.load(noise + place, mask=inside, other=0.0) * deviation
-    tl.store(sample + place, value, mask=inside)
-
-
-@triton.jit
-def _sample_slope(
-    variance: tl.tensor,
-    noise: tl.tensor,
-    gradient: tl.tensor,
-    by_variance: tl.tensor,
-    size: tl.tensor,
-    floor: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = place < size
-    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0) + floor)
-    pulled = tl.load(gradient + place, mask=inside, other=0.0) * tl.load(noise + place, mask=inside, other=0.0)
-    tl.store(by_variance + place, 0.5 * pulled / deviation, mask=inside)
-
-
-@triton.jit
-def _adam(
-    values: tl.tensor,
-    gradient: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    rates: tl.tensor,
-    decay: tl.tensor,
-    first_correction: tl.tensor,
-    second_correction: tl.tensor,
-    size: tl.tensor,
-    beta1: tl.constexpr,
-    beta2: tl.constexpr,
-    epsilon: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    row = tl.program_id(1)
-    column = tl.program_id(0) * block + tl.arange(0, block)
-    inside = column < size
-    place = row.to(tl.int64) * size + column
-    value = tl.load(values + place, mask=inside, other=0.0)
-    pulled = tl.load(gradient + place, mask=inside, other=0.0) + tl.load(decay + row) * value
-    mean = tl.load(first + place, mask=inside, other=0.0)
-    mean += (1 - beta1) * (pulled - mean)
-    square = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1 - beta2) * pulled * pulled
-    tl.store(first + place, mean, mask=inside)
-    tl.store(second + place, square, mask=inside)
-    spread = tl.sqrt(square) / tl.load(second_correction) + epsilon
-    rate = tl.load(rates + row) / tl.load(first_correction)
-    tl.store(values + place, value - rate * mean / spread, mask=inside)
+    deviation = tl.sqrt(tl.load(variance + place, mask=inside, other=1.0).to(tl.float32) + floor)
+    value = tl.load(mean + place, mask=inside, other=0.0).to(tl.float32)
+    drawn = tl.load(noise + place, mask=inside, other=0.0)
+    tl.store(mean + place, (value + drawn * deviation).to(mean.dtype.element_ty), mask=inside)
+    tl.store(ratio + place, (0.5 * drawn / deviation).to(ratio.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -256,13 +124,12 @@ def _kl(
     bound: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    program, row = tl.program_id(0), tl.program_id(1)
-    column = program * block + tl.arange(0, block)
-    inside = column < size
-    place = row.to(tl.int64) * size + column
+    program = tl.program_id(0)
+    place = program.to(tl.int64) * block + tl.arange(0, block)
+    inside = place < size
     mean = tl.load(theta + place, mask=inside, other=1.0)
     variance = tl.load(log_sigma2 + place, mask=inside, other=0.0)
-    scale = tl.load(factor + row)
+    scale = tl.load(factor)
     square = mean * mean + floor
     log_alpha = tl.minimum(tl.maximum(variance - tl.log(square), -bound), bound)
     # sigmoid(−x) as 1 / (1 + eˣ); x stays below 77 within the bound, so that eˣ is finite in float32.
@@ -270,7 +137,7 @@ def _kl(
     signal = 1.0 / (1.0 + tl.exp(log_alpha))
     # ½ log(1 + α⁻¹), without overflow.
     far = tl.maximum(-log_alpha, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(log_alpha)))
-    tl.store(sums + row * tl.num_programs(0) + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
+    tl.store(sums + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
     slope = scale * (-k1 * k3 * noise * (1.0 - noise) - 0.5 * signal)
     tl.store(by_log_sigma2 + place, slope, mask=inside)
     tl.store(by_theta + place, slope * mean * -2.0 / square, mask=inside)
@@ -291,16 +158,15 @@ def _mixture(
     block: tl.constexpr,
     rounds: tl.constexpr,
 ) -> None:
-    program, row = tl.program_id(0), tl.program_id(1)
+    program = tl.program_id(0).to(tl.int64)
     # The first component, that of zero, by itself: without it there are often as many as a power of two.
-    own = row * components
-    zero_mean, zero_precision, zero_offset = tl.load(means + own), tl.load(precisions + own), tl.load(offsets + own)
+    zero_mean, zero_precision, zero_offset = tl.load(means), tl.load(precisions), tl.load(offsets)
     component = 1 + tl.arange(0, width)
     real = component < components
-    mean = tl.load(means + own + component, mask=real, other=0.0)
-    precision = tl.load(precisions + own + component, mask=real, other=0.0)
-    offset = tl.load(offsets + own + component, mask=real, other=-float("inf"))
-    scale = tl.load(factor + row)
+    mean = tl.load(means + component, mask=real, other=0.0)
+    precision = tl.load(precisions + component, mask=real, other=0.0)
+    offset = tl.load(offsets + component, mask=real, other=-float("inf"))
+    scale = tl.load(factor)
     density = tl.zeros((block,), tl.float32)
     # Added up for each place in the block and only in the end across them, which threads would have to agree on.
     zero_mass = tl.zeros((block,), tl.float32)
@@ -310,9 +176,8 @@ def _mixture(
     first = tl.zeros((block, width), tl.float32)
     second = tl.zeros((block, width), tl.float32)
     for step in range(rounds):
-        column = (program * rounds + step) * block + tl.arange(0, block)
-        inside = column < size
-        place = row.to(tl.int64) * size + column
+        place = (program * rounds + step) * block + tl.arange(0, block)
+        inside = place < size
         value = tl.load(theta + place, mask=inside, other=0.0)
         deviation = value[:, None] - mean[None, :]
         pull = deviation * precision[None, :]
@@ -334,7 +199,7 @@ def _mixture(
         zero_first += zero_weighted
         zero_second += zero_weighted * zero_pull
         tl.store(by_theta + place, -scale * (tl.sum(weighted, axis=1) + zero_weighted), mask=inside)
-    line = sums + (row * tl.num_programs(0) + program).to(tl.int64) * 4 * components
+    line = sums + program * 4 * components
     tl.store(line, tl.sum(density, axis=0))
     _store_sums(line + components, zero_mass, mass, component, real)
     _store_sums(line + 2 * components, zero_first, first, component, real)

@@ -9,7 +9,7 @@ column of ones in x for the bias:
     dθ = gᵀ x,   d log σ² = σ² (g r)ᵀ x²
 
 The products are torch's, of x and x² in one call; the kernels here bring tensors into the form that it likes and do
-all that is between. All tensors may have a dimension more in front, of networks that are trained together.
+all that is between. What belongs to x² or σ² lies behind what belongs to x or θ, `second` numbers further on.
 """
 
 import math
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Geometry", "pays", "plain", "sampled"]
+__all__ = ["Geometry", "pays", "sample_by_patches"]
 
 #: Rows and columns (at most) of a tile.
 ROWS, COLUMNS = 64, 64
@@ -61,14 +61,14 @@ class Geometry:
 
 
 def pays(input: Tensor, outputs: int, geometry: Geometry) -> bool:
-    """Whether a layer of one network is small enough for this: the copies it makes grow with the kernel."""
+    """Whether a layer is small enough for this: the copies it makes grow with the kernel."""
     batch, channels, height, width = input.shape
     out_height, out_width = geometry.output(height, width)
     depth = channels * math.prod(geometry.kernel)
     return batch * out_height * out_width * depth <= MOST_PATCHES and outputs * depth <= MOST_WEIGHTS
 
 
-def sampled(
+def sample_by_patches(
     input: Tensor,
     theta: Tensor,
     log_sigma2: Tensor,
@@ -84,21 +84,15 @@ def sampled(
         input: batch × channels × height × width.
         theta, log_sigma2: outputs × channels × the kernel's height and width.
     """
-    output: Tensor = _Layer.apply(input, theta, log_sigma2, bias, bias_log_sigma2, geometry, floor, generator)[0]
-    return output
-
-
-def plain(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """The same without noise."""
-    output: Tensor = _Layer.apply(input, weight, None, bias, None, geometry, 0.0, None)[0]
+    given = (input, theta, log_sigma2, bias, bias_log_sigma2)
+    output: Tensor = _SampleByPatches.apply(*given, geometry, floor, generator)
     return output
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of one call; `members` networks at once."""
+    """Of one call."""
 
-    members: int
     batch: int
     channels: int
     height: int
@@ -111,15 +105,14 @@ class _Sizes:
 
     @classmethod
     def of(cls, input: Tensor, theta: Tensor, geometry: Geometry) -> "_Sizes":
-        members = 1 if theta.dim() == 4 else len(theta)
-        batch, channels, height, width = input.shape[-4:]
+        batch, channels, height, width = input.shape
         out_height, out_width = geometry.output(height, width)
         taps = math.prod(geometry.kernel)
-        return cls(members, batch, channels, height, width, theta.shape[-4], out_height, out_width, taps)
+        return cls(batch, channels, height, width, len(theta), out_height, out_width, taps)
 
     @property
     def places(self) -> int:
-        """Of one network's outputs."""
+        """Of the output, in all examples."""
         return self.batch * self.out_height * self.out_width
 
     @property
@@ -135,37 +128,35 @@ class _Sizes:
     @property
     def splits(self) -> int:
         """Into how many products those over all places are split; they divide the batch evenly."""
-        wanted = max(1, PRODUCTS // (2 * self.members))
         # A product that is large by itself keeps the device busy.
-        wanted = min(wanted, max(1, 2**20 // (self.outputs * self.depth)), max(1, self.places // 256))
+        wanted = min(PRODUCTS // 2, max(1, 2**20 // (self.outputs * self.depth)), max(1, self.places // 256))
         return max(divisor for divisor in range(1, wanted + 1) if self.batch % divisor == 0)
 
 
-class _Layer(torch.autograd.Function):
-    """Returns the output; the others are for the way back alone: r, patches, weights."""
+class _SampleByPatches(torch.autograd.Function):
+    """Keeps x, the parameters and r; patches, many times as large as x, are written again on the way back."""
 
     @staticmethod
     def forward(
+        ctx: Any,
         input: Tensor,
         theta: Tensor,
-        log_sigma2: Tensor | None,
+        log_sigma2: Tensor,
         bias: Tensor | None,
         bias_log_sigma2: Tensor | None,
         geometry: Geometry,
         floor: float,
         generator: torch.Generator | None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         sizes = _Sizes.of(input, theta, geometry)
-        noisy = log_sigma2 is not None
-        patches = _patches_of(input, geometry, sizes, noisy)
+        patches = _patches_of(input, geometry, sizes)
         weights = _packed(theta, log_sigma2, bias, bias_log_sigma2, sizes)
-        moments = torch.bmm(patches.flatten(0, 1), weights.flatten(0, 1).transpose(1, 2))
-        output = input.new_empty(*input.shape[:-3], sizes.outputs, sizes.out_height, sizes.out_width)
-        ratio = input.new_empty(sizes.members, sizes.places, sizes.columns) if noisy else input.new_empty(0)
-        if noisy:
-            ratio.normal_(generator=generator)
-        _sample[_grid(sizes.places, sizes.columns, sizes.members)](
+        moments = torch.bmm(patches, weights.transpose(1, 2))
+        output = input.new_empty(sizes.batch, sizes.outputs, sizes.out_height, sizes.out_width)
+        ratio = input.new_empty(sizes.places, sizes.columns).normal_(generator=generator)
+        _sample[_grid(sizes.places, sizes.columns)](
             moments,
+            sizes.places * sizes.columns,
             ratio,
             output,
             sizes.places,
@@ -173,58 +164,38 @@ class _Layer(torch.autograd.Function):
             sizes.outputs,
             sizes.columns,
             floor,
-            noisy=noisy,
             **_tile(sizes.columns),
         )
-        return output, ratio, patches, weights
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        input, theta, log_sigma2, bias, bias_log_sigma2, ctx.geometry, _, _ = inputs
-        ctx.has_bias = bias is not None
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, theta, log_sigma2, bias_log_sigma2, *output[1:])
+        ctx.geometry = geometry
+        ctx.save_for_backward(input, theta, log_sigma2, bias, bias_log_sigma2, ratio)
+        return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        input, theta, log_sigma2, bias_log_sigma2, ratio, patches, weights = ctx.saved_tensors
-        if gradients[0] is None:
-            return (None,) * 8
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input, theta, log_sigma2, bias, bias_log_sigma2, ratio = ctx.saved_tensors
         sizes = _Sizes.of(input, theta, ctx.geometry)
-        noisy = log_sigma2 is not None
-        pulled = _pulled(gradients[0].contiguous(), ratio, sizes, noisy)
+        pulled = _pulled(gradients[0].contiguous(), ratio, sizes)
         by_input = None
         if ctx.needs_input_grad[0]:
-            by_patches = torch.bmm(pulled.flatten(0, 1), weights.flatten(0, 1))
-            by_input = _folded(by_patches, input.contiguous(), ctx.geometry, sizes, noisy)
-        rows = (len(pulled) * sizes.members * sizes.splits, sizes.places // sizes.splits)
+            weights = _packed(theta, log_sigma2, bias, bias_log_sigma2, sizes)
+            by_input = _folded(torch.bmm(pulled, weights), input.contiguous(), ctx.geometry, sizes)
+        rows = (2 * sizes.splits, sizes.places // sizes.splits)
+        patches = _patches_of(input, ctx.geometry, sizes)
         parts = torch.bmm(pulled.view(*rows, -1).transpose(1, 2), patches.view(*rows, -1))
         by_weights = _unpacked(parts, theta, log_sigma2, bias_log_sigma2, sizes)
-        if not ctx.has_bias:
+        if bias is None:
             by_weights[2] = None
         return by_input, *by_weights, None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
-        """Of many networks at once: their dimension comes first."""
 
-        def in_rows(part: Any, dim: int | None) -> Any:
-            if not isinstance(part, Tensor):
-                return part
-            return part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-
-        outputs = _Layer.apply(*(in_rows(part, dim) for part, dim in zip(inputs, in_dims, strict=True)))
-        return outputs, (0, None, None, None)
-
-
-def _patches_of(input: Tensor, geometry: Geometry, sizes: _Sizes, noisy: bool) -> Tensor:
-    """x, and x² if it is noisy: (2 ×) members × places × depth."""
-    patches = input.new_empty(2 if noisy else 1, sizes.members, sizes.places, sizes.depth)
-    _patches[_grid(sizes.places, sizes.depth, sizes.members)](
+def _patches_of(input: Tensor, geometry: Geometry, sizes: _Sizes) -> Tensor:
+    """x and x²: 2 × places × depth."""
+    patches = input.new_empty(2, sizes.places, sizes.depth)
+    _patches[_grid(sizes.places, sizes.depth)](
         input.contiguous(),
         patches,
+        sizes.places * sizes.depth,
         sizes.places,
         sizes.channels,
         sizes.height,
@@ -233,18 +204,17 @@ def _patches_of(input: Tensor, geometry: Geometry, sizes: _Sizes, noisy: bool) -
         sizes.out_width,
         sizes.depth,
         **geometry.constants(),
-        noisy=noisy,
         **_tile(sizes.depth),
     )
     return patches
 
 
 def _packed(
-    theta: Tensor, log_sigma2: Tensor | None, bias: Tensor | None, bias_log_sigma2: Tensor | None, sizes: _Sizes
+    theta: Tensor, log_sigma2: Tensor, bias: Tensor | None, bias_log_sigma2: Tensor | None, sizes: _Sizes
 ) -> Tensor:
-    """θ, and σ² if there is any: (2 ×) members × columns × depth."""
-    weights = theta.new_empty(1 if log_sigma2 is None else 2, sizes.members, sizes.columns, sizes.depth)
-    _pack[_grid(sizes.columns, sizes.depth, sizes.members)](
+    """θ and σ²: 2 × columns × depth."""
+    weights = theta.new_empty(2, sizes.columns, sizes.depth)
+    _pack[_grid(sizes.columns, sizes.depth)](
         *(_given(part, theta) for part in (theta, log_sigma2, bias, bias_log_sigma2)),
         weights,
         sizes.outputs,
@@ -252,7 +222,6 @@ def _packed(
         sizes.channels,
         sizes.taps,
         sizes.depth,
-        noisy=log_sigma2 is not None,
         has_bias=bias is not None,
         noisy_bias=bias_log_sigma2 is not None,
         **_tile(sizes.depth),
@@ -260,29 +229,30 @@ def _packed(
     return weights
 
 
-def _pulled(gradient: Tensor, ratio: Tensor, sizes: _Sizes, noisy: bool) -> Tensor:
-    """g, and g r if it is noisy: (2 ×) members × places × columns."""
-    pulled = gradient.new_empty(2 if noisy else 1, sizes.members, sizes.places, sizes.columns)
-    _pull[_grid(sizes.places, sizes.columns, sizes.members)](
+def _pulled(gradient: Tensor, ratio: Tensor, sizes: _Sizes) -> Tensor:
+    """g and g r: 2 × places × columns."""
+    pulled = gradient.new_empty(2, sizes.places, sizes.columns)
+    _pull[_grid(sizes.places, sizes.columns)](
         gradient,
         ratio,
         pulled,
+        sizes.places * sizes.columns,
         sizes.places,
         sizes.out_height * sizes.out_width,
         sizes.outputs,
         sizes.columns,
-        noisy=noisy,
         **_tile(sizes.columns),
     )
     return pulled
 
 
-def _folded(by_patches: Tensor, input: Tensor, geometry: Geometry, sizes: _Sizes, noisy: bool) -> Tensor:
+def _folded(by_patches: Tensor, input: Tensor, geometry: Geometry, sizes: _Sizes) -> Tensor:
     """The gradient in the input, from that in its patches."""
     by_input = torch.empty_like(input)
     pixels = sizes.batch * sizes.height * sizes.width
-    _fold[_grid(pixels, sizes.channels, sizes.members)](
+    _fold[_grid(pixels, sizes.channels)](
         by_patches,
+        sizes.places * sizes.depth,
         input,
         by_input,
         pixels,
@@ -293,34 +263,30 @@ def _folded(by_patches: Tensor, input: Tensor, geometry: Geometry, sizes: _Sizes
         sizes.out_width,
         sizes.depth,
         **geometry.constants(),
-        noisy=noisy,
         **_tile(sizes.channels),
     )
     return by_input
 
 
 def _unpacked(
-    parts: Tensor, theta: Tensor, log_sigma2: Tensor | None, bias_log_sigma2: Tensor | None, sizes: _Sizes
+    parts: Tensor, theta: Tensor, log_sigma2: Tensor, bias_log_sigma2: Tensor | None, sizes: _Sizes
 ) -> list[Tensor | None]:
     """The gradients in θ, log σ², the bias and its log σ², from those in the packed weights."""
-    by_theta, by_bias = theta.new_empty(theta.shape), theta.new_empty(theta.shape[:-3])
-    by_log_sigma2 = None if log_sigma2 is None else torch.empty_like(by_theta)
+    by_theta, by_bias = theta.new_empty(theta.shape), theta.new_empty(sizes.outputs)
+    by_log_sigma2 = torch.empty_like(by_theta)
     by_bias_log_sigma2 = None if bias_log_sigma2 is None else torch.empty_like(by_bias)
-    size = sizes.members * sizes.outputs * (sizes.channels * sizes.taps + 1)
+    size = sizes.outputs * (sizes.channels * sizes.taps + 1)
     _unpack[(triton.cdiv(size, UNPACK_BLOCK),)](
         parts,
         *(_given(part, theta) for part in (log_sigma2, bias_log_sigma2)),
         *(_given(part, theta) for part in (by_theta, by_log_sigma2, by_bias, by_bias_log_sigma2)),
         size,
-        # From where the products with squares are.
-        sizes.members * sizes.splits * sizes.columns * sizes.depth,
+        sizes.splits * sizes.columns * sizes.depth,
         sizes.splits,
-        sizes.outputs,
         sizes.columns,
         sizes.channels,
         sizes.taps,
         sizes.depth,
-        noisy=log_sigma2 is not None,
         noisy_bias=bias_log_sigma2 is not None,
         block=UNPACK_BLOCK,
     )
@@ -336,8 +302,8 @@ def _given(part: Tensor | None, other: Tensor) -> Tensor:
     return other if part is None else part.contiguous()
 
 
-def _grid(rows: int, columns: int, members: int) -> tuple[int, int, int]:
-    return triton.cdiv(rows, ROWS), triton.cdiv(columns, _width(columns)), members
+def _grid(rows: int, columns: int) -> tuple[int, int]:
+    return triton.cdiv(rows, ROWS), triton.cdiv(columns, _width(columns))
 
 
 def _tile(columns: int) -> dict[str, int]:
@@ -352,6 +318,7 @@ def _width(columns: int) -> int:
 def _patches(
     input: tl.tensor,
     patches: tl.tensor,
+    second: tl.tensor,
     places: tl.tensor,
     channels: tl.tensor,
     height: tl.tensor,
@@ -367,11 +334,9 @@ def _patches(
     px: tl.constexpr,
     dy: tl.constexpr,
     dx: tl.constexpr,
-    noisy: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    member, members = tl.program_id(2).to(tl.int64), tl.num_programs(2).to(tl.int64)
     place = tl.program_id(0) * rows + tl.arange(0, rows)
     k = tl.program_id(1) * columns + tl.arange(0, columns)
     area = out_height * out_width
@@ -383,18 +348,16 @@ def _patches(
     if py + px > 0:
         seen = seen & (y >= 0) & (y < height) & (x >= 0) & (x < width)
     pixels = height * width
-    images = input + member * (places // area) * channels * pixels
     value = tl.load(
-        images + ((example * channels * pixels)[:, None] + (channel * pixels)[None, :] + y * width + x),
+        input + ((example * channels * pixels)[:, None] + (channel * pixels)[None, :] + y * width + x),
         mask=seen,
         other=0.0,
     )
     value = tl.where((k == channels * ky * kx)[None, :], 1.0, value)
-    target = patches + member * places * depth + (place[:, None].to(tl.int64) * depth + k[None, :])
+    target = patches + (place[:, None].to(tl.int64) * depth + k[None, :])
     wanted = (place < places)[:, None] & (k < depth)[None, :]
     tl.store(target, value, mask=wanted)
-    if noisy:
-        tl.store(target + members * places * depth, value * value, mask=wanted)
+    tl.store(target + second, value * value, mask=wanted)
 
 
 @triton.jit
@@ -409,37 +372,35 @@ def _pack(
     channels: tl.tensor,
     taps: tl.tensor,
     depth: tl.tensor,
-    noisy: tl.constexpr,
     has_bias: tl.constexpr,
     noisy_bias: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    member, members = tl.program_id(2).to(tl.int64), tl.num_programs(2).to(tl.int64)
     o = tl.program_id(0) * rows + tl.arange(0, rows)
     k = tl.program_id(1) * columns + tl.arange(0, columns)
     tap, channel = k // channels, k % channels
     patch = channels * taps
     there = (o < outputs)[:, None] & (k < patch)[None, :]
     of_bias = (o < outputs)[:, None] & (k == patch)[None, :]
-    source = member * outputs * patch + (o * patch)[:, None] + (channel * taps + tap)[None, :]
-    unit = member * outputs + o[:, None] + 0 * k[None, :]
-    target = weights + member * wide * depth + (o * depth)[:, None] + k[None, :]
+    source = (o * patch)[:, None] + (channel * taps + tap)[None, :]
+    unit = o[:, None] + 0 * k[None, :]
+    target = weights + (o * depth)[:, None] + k[None, :]
     wanted = (o < wide)[:, None] & (k < depth)[None, :]
     value = tl.load(theta + source, mask=there, other=0.0)
     if has_bias:
         value += tl.load(bias + unit, mask=of_bias, other=0.0)
     tl.store(target, value, mask=wanted)
-    if noisy:
-        log_value = tl.load(log_sigma2 + source, mask=there, other=-float("inf"))
-        if noisy_bias:
-            log_value = tl.where(of_bias, tl.load(bias_log_sigma2 + unit, mask=of_bias, other=0.0), log_value)
-        tl.store(target + members * wide * depth, tl.exp(log_value), mask=wanted)
+    log_value = tl.load(log_sigma2 + source, mask=there, other=-float("inf"))
+    if noisy_bias:
+        log_value = tl.where(of_bias, tl.load(bias_log_sigma2 + unit, mask=of_bias, other=0.0), log_value)
+    tl.store(target + wide * depth, tl.exp(log_value), mask=wanted)
 
 
 @triton.jit
 def _sample(
     moments: tl.tensor,
+    second: tl.tensor,
     ratio: tl.tensor,
     output: tl.tensor,
     places: tl.tensor,
@@ -447,27 +408,21 @@ def _sample(
     outputs: tl.tensor,
     wide: tl.tensor,
     floor: tl.tensor,
-    noisy: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
     """From moments (places × columns) to the output (example × outputs × area); r takes the place of the noise."""
-    member, members = tl.program_id(2).to(tl.int64), tl.num_programs(2).to(tl.int64)
     place = tl.program_id(0) * rows + tl.arange(0, rows)
     o = tl.program_id(1) * columns + tl.arange(0, columns)
     wanted = (place < places)[:, None] & (o < outputs)[None, :]
-    source = member * places * wide + (place[:, None].to(tl.int64) * wide + o[None, :])
+    source = place[:, None].to(tl.int64) * wide + o[None, :]
     value = tl.load(moments + source, mask=wanted, other=0.0)
-    if noisy:
-        variance = tl.load(moments + members * places * wide + source, mask=wanted, other=1.0)
-        deviation = tl.sqrt(variance + floor)
-        noise = tl.load(ratio + source, mask=wanted, other=0.0)
-        value += noise * deviation
-        tl.store(ratio + source, 0.5 * noise / deviation, mask=wanted)
-    target = member * places * outputs + (
-        ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
-    )
-    tl.store(output + target, value, mask=wanted)
+    variance = tl.load(moments + second + source, mask=wanted, other=1.0)
+    deviation = tl.sqrt(variance + floor)
+    noise = tl.load(ratio + source, mask=wanted, other=0.0)
+    tl.store(ratio + source, 0.5 * noise / deviation, mask=wanted)
+    target = ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
+    tl.store(output + target, value + noise * deviation, mask=wanted)
 
 
 @triton.jit
@@ -475,34 +430,31 @@ def _pull(
     gradient: tl.tensor,
     ratio: tl.tensor,
     pulled: tl.tensor,
+    second: tl.tensor,
     places: tl.tensor,
     area: tl.tensor,
     outputs: tl.tensor,
     wide: tl.tensor,
-    noisy: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
     """The way back of `_sample`."""
-    member, members = tl.program_id(2).to(tl.int64), tl.num_programs(2).to(tl.int64)
     place = tl.program_id(0) * rows + tl.arange(0, rows)
     o = tl.program_id(1) * columns + tl.arange(0, columns)
     there = (place < places)[:, None] & (o < outputs)[None, :]
     wanted = (place < places)[:, None] & (o < wide)[None, :]
-    source = member * places * outputs + (
-        ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
-    )
-    target = member * places * wide + (place[:, None].to(tl.int64) * wide + o[None, :])
+    source = ((place // area).to(tl.int64) * outputs * area + place % area)[:, None] + (o * area)[None, :]
+    target = place[:, None].to(tl.int64) * wide + o[None, :]
     value = tl.load(gradient + source, mask=there, other=0.0)
     tl.store(pulled + target, value, mask=wanted)
-    if noisy:
-        noise = tl.load(ratio + target, mask=there, other=0.0)
-        tl.store(pulled + members * places * wide + target, value * noise, mask=wanted)
+    noise = tl.load(ratio + target, mask=there, other=0.0)
+    tl.store(pulled + second + target, value * noise, mask=wanted)
 
 
 @triton.jit
 def _fold(
     by_patches: tl.tensor,
+    second: tl.tensor,
     input: tl.tensor,
     by_input: tl.tensor,
     pixels: tl.tensor,
@@ -520,20 +472,15 @@ def _fold(
     px: tl.constexpr,
     dy: tl.constexpr,
     dx: tl.constexpr,
-    noisy: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
     """The way back of `_patches`: every pixel gathers from the places that see it."""
-    member, members = tl.program_id(2).to(tl.int64), tl.num_programs(2).to(tl.int64)
     pixel = tl.program_id(0) * rows + tl.arange(0, rows)
     channel = tl.program_id(1) * columns + tl.arange(0, columns)
     image = height * width
     example, at = pixel // image, pixel % image
     area = out_height * out_width
-    places = pixels // image * area
-    own = by_patches + member * places * depth
-    second = members * places * depth
     by_mean = tl.zeros((rows, columns), tl.float32)
     by_square = tl.zeros((rows, columns), tl.float32)
     for row in range(ky):
@@ -545,13 +492,11 @@ def _fold(
             place = (example * area + y * out_width + x).to(tl.int64)
             source = (place * depth)[:, None] + ((row * kx + column) * channels + channel)[None, :]
             there = seen[:, None] & (channel < channels)[None, :]
-            by_mean += tl.load(own + source, mask=there, other=0.0)
-            if noisy:
-                by_square += tl.load(own + second + source, mask=there, other=0.0)
-    target = member * pixels * channels + ((example * channels * image + at)[:, None] + (channel * image)[None, :])
+            by_mean += tl.load(by_patches + source, mask=there, other=0.0)
+            by_square += tl.load(by_patches + second + source, mask=there, other=0.0)
+    target = (example * channels * image + at)[:, None] + (channel * image)[None, :]
     wanted = (pixel < pixels)[:, None] & (channel < channels)[None, :]
-    if noisy:
-        by_mean += 2 * tl.load(input + target, mask=wanted, other=0.0) * by_square
+    by_mean += 2 * tl.load(input + target, mask=wanted, other=0.0) * by_square
     tl.store(by_input + target, by_mean, mask=wanted)
 
 
@@ -567,37 +512,32 @@ def _unpack(
     size: tl.tensor,
     second: tl.tensor,
     splits: tl.tensor,
-    outputs: tl.tensor,
     wide: tl.tensor,
     channels: tl.tensor,
     taps: tl.tensor,
     depth: tl.tensor,
-    noisy: tl.constexpr,
     noisy_bias: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """The way back of `_pack`: adds up what the splits came to, and leads it on from σ² to log σ²."""
     element = tl.program_id(0) * block + tl.arange(0, block)
     patch = channels * taps
-    unit, k = element // (patch + 1), element % (patch + 1)
-    member, o = unit // outputs, unit % outputs
+    o, k = element // (patch + 1), element % (patch + 1)
     inside = element < size
     weight, is_bias = inside & (k < patch), inside & (k == patch)
     column = tl.where(k == patch, patch, k % taps * channels + k // taps)
-    part = parts + (member.to(tl.int64) * splits * wide + o) * depth + column
+    part = parts + o * depth + column
     total = tl.zeros((block,), tl.float32)
     of_square = tl.zeros((block,), tl.float32)
     for _ in range(splits):
         total += tl.load(part, mask=inside, other=0.0)
-        if noisy:
-            of_square += tl.load(part + second, mask=inside, other=0.0)
+        of_square += tl.load(part + second, mask=inside, other=0.0)
         part += wide * depth
-    target = unit * patch + k
+    target = o * patch + k
+    sigma2 = tl.exp(tl.load(log_sigma2 + target, mask=weight, other=0.0))
     tl.store(by_theta + target, total, mask=weight)
-    tl.store(by_bias + unit, total, mask=is_bias)
-    if noisy:
-        sigma2 = tl.exp(tl.load(log_sigma2 + target, mask=weight, other=0.0))
-        tl.store(by_log_sigma2 + target, of_square * sigma2, mask=weight)
-        if noisy_bias:
-            of_bias = tl.exp(tl.load(bias_log_sigma2 + unit, mask=is_bias, other=0.0))
-            tl.store(by_bias_log_sigma2 + unit, of_square * of_bias, mask=is_bias)
+    tl.store(by_log_sigma2 + target, of_square * sigma2, mask=weight)
+    tl.store(by_bias + o, total, mask=is_bias)
+    if noisy_bias:
+        of_bias = tl.exp(tl.load(bias_log_sigma2 + o, mask=is_bias, other=0.0))
+        tl.store(by_bias_log_sigma2 + o, of_square * of_bias, mask=is_bias)

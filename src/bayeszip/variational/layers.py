@@ -11,17 +11,23 @@ log σ² lives in `weight_log_sigma2` and `bias_log_sigma2` (None: that tensor h
 dict of the stock layer loads as it is; log σ² then keeps its value.
 """
 
-import importlib.util
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.variational.kernels import fill_normal
+from bayeszip.variational.sampling import (
+    VARIANCE_FLOOR,
+    Convolution,
+    MatrixProduct,
+    is_transformed,
+    on_triton,
+    sample_around,
+    sample_product,
+    standard_normal_like,
+)
 
 __all__ = [
     "VARIATIONAL_OF_STOCK",
@@ -37,12 +43,8 @@ __all__ = [
     "VariationalLinear",
     "VariationalWeight",
     "on_triton",
-    "standard_normal_like",
     "variational_weights",
 ]
-
-#: Added to the variance under the square root, whose gradient at 0 is infinite.
-VARIANCE_FLOOR = 1e-8
 
 ROLES = ("weight", "bias")
 
@@ -80,13 +82,13 @@ class VariationalLayer(nn.Module):
     _channel_dim: int | None = None
 
     def start_posterior(self, log_sigma2: float, biases: bool) -> None:
-        """Add log σ², constant, to a layer that holds pretrained weights."""
+        """Add log σ², constant, to a layer that holds pretrained weights; a bias that is frozen stays as it is."""
         self.noise = True
         self.live = None
         for role in ROLES:
             theta = getattr(self, role, None)
             variance = None
-            if theta is not None and (role == "weight" or biases):
+            if theta is not None and (role == "weight" or (biases and theta.requires_grad)):
                 variance = nn.Parameter(torch.full_like(theta, log_sigma2, dtype=torch.float32))
             self.register_parameter(f"{role}_log_sigma2", variance)
 
@@ -104,26 +106,38 @@ class VariationalLayer(nn.Module):
         live, dim = self.live, self._channel_dim
         if live is None or dim is None:
             return self._sample(input, *context)
-        output = self._sample(input.index_select(dim, live.columns), *context)
+        # Where channels come last in memory, they do in what is made here.
+        place = -1 if not input.is_contiguous() and input.movedim(dim, -1).is_contiguous() else dim
+        selected = input.movedim(dim, place).index_select(place, live.columns)
+        output = self._sample(selected.movedim(place, dim), *context).movedim(dim, place)
         shape = list(output.shape)
-        shape[dim] = live.full_shape[0]
-        return output.new_zeros(shape).index_copy(dim, live.rows, output)
+        shape[place] = live.full_shape[0]
+        return output.new_zeros(shape).index_copy(place, live.rows, output).movedim(place, dim)
 
     def _sample(self, input: Tensor, *context: Any) -> Tensor:
-        weight_log_sigma2 = self.weight_log_sigma2
-        if weight_log_sigma2 is None or not (self.training and self.noise):
+        log_sigma2 = self.weight_log_sigma2
+        if log_sigma2 is None or not (self.training and self.noise):
             return self._linear(input, self.weight, self.bias, *context)
-        fused = self._fused(input, self.weight, self.bias, weight_log_sigma2)
-        if fused is not None:
-            return fused
+        biases = (self.bias, self.bias_log_sigma2)
+        if not is_transformed():
+            output = self._by_patches(input, log_sigma2)
+            if output is not None:
+                return output
+            product = self._as_product(input, *context)
+            if product is not None:
+                return sample_product(product[0], self.weight, log_sigma2, *biases, product[1], self.generator)
         mean = self._linear(input, self.weight, self.bias, *context)
         dtype = self.weight.dtype
         bias_variance = None if self.bias_log_sigma2 is None else self.bias_log_sigma2.exp().to(dtype)
-        variance = self._linear(input.square(), weight_log_sigma2.exp().to(dtype), bias_variance, *context)
-        return _sampled(mean, variance, self.generator)
+        variance = self._linear(input.square(), log_sigma2.exp().to(dtype), bias_variance, *context)
+        return sample_around(mean, variance, self.generator)
 
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
-        """A sample of the output by `gpu_layers`, or its mean without log σ²; None where that can't be or won't pay."""
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
+        """A sample of the output by `gpu_layers`; None where that can't be or won't pay."""
+        return None
+
+    def _as_product(self, input: Tensor, *context: Any) -> tuple[Tensor, MatrixProduct | Convolution] | None:
+        """The input, padded unless with zeros, and `_linear` as `sampling` takes it; None: autograd does as well."""
         return None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -142,12 +156,16 @@ class VariationalLinear(VariationalLayer, nn.Linear):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return F.linear(input, weight, bias)
 
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
-        if input.shape[-1] != weight.shape[1] or not _fits_kernels(input, weight):
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
+        outputs, inputs = self.weight.shape
+        if input.shape[-1] != inputs or not _fits_kernels(input, self.weight):
             return None
-        pixels = input.reshape(-1, weight.shape[1], 1, 1)
-        output = _through_kernels(self, pixels, weight, bias, log_sigma2)
-        return None if output is None else output.view(*input.shape[:-1], len(weight))
+        output = _sample_by_patches(self, input.reshape(-1, inputs, 1, 1), log_sigma2)
+        return None if output is None else output.view(*input.shape[:-1], outputs)
+
+    def _as_product(self, input: Tensor, *context: Any) -> tuple[Tensor, MatrixProduct | Convolution] | None:
+        # On a CPU there is little to save, and the order in which autograd computes is in the bits of files.
+        return None if input.device.type == "cpu" else (input, MatrixProduct())
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
@@ -157,6 +175,22 @@ class _VariationalConv(VariationalLayer):
     # Padding, whatever its mode, copies or adds zeros; it therefore commutes with the square of the input.
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return self._conv_forward(input, weight, bias)  # type: ignore[operator]
+
+    def _as_product(self, input: Tensor, *context: Any) -> tuple[Tensor, MatrixProduct | Convolution] | None:
+        layer: Any = self
+        padding, nothing = layer.padding, (0,) * len(layer.stride)
+        if input.dim() != len(nothing) + 2:
+            return None
+        if layer.padding_mode != "zeros":
+            input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), nothing
+        elif padding == "valid":
+            padding = nothing
+        elif padding == "same":
+            both = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+            if any(total % 2 for total in both):
+                return None
+            padding = tuple(total // 2 for total in both)
+        return input, Convolution(layer.stride, padding, layer.dilation, layer.groups)
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
@@ -173,18 +207,14 @@ class VariationalConv2d(_VariationalConv, nn.Conv2d):
 
     _channel_dim = -3
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
-        # Of many networks at once `vmap` would make one convolution with groups, which GPUs are slow at.
-        fused = self._fused(input, weight, bias, None) if _is_batched(weight) else None
-        return super()._linear(input, weight, bias) if fused is None else fused
-
-    def _fused(self, input: Tensor, weight: Tensor, bias: Tensor | None, log_sigma2: Tensor | None) -> Tensor | None:
+    def _by_patches(self, input: Tensor, log_sigma2: Tensor) -> Tensor | None:
         plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        fits = input.dim() == 4 and input.shape[1] == weight.shape[1]
-        if not (plain and fits and _fits_kernels(input, weight)):
+        # Where channels come last torch's convolutions keep them there, and patches would be of a copy.
+        fits = input.dim() == 4 and input.shape[1] == self.weight.shape[1] and input.is_contiguous()
+        if not (plain and fits and _fits_kernels(input, self.weight)):
             return None
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return _through_kernels(self, input, weight, bias, log_sigma2, *geometry)
+        return _sample_by_patches(self, input, log_sigma2, *geometry)
 
 
 class VariationalConv3d(_VariationalConv, nn.Conv3d):
@@ -197,13 +227,22 @@ class _VariationalConvTranspose(VariationalLayer):
     _rank: int
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
-        (output_size,) = context
         layer: Any = self
-        output_padding = layer._output_padding(
-            input, output_size, layer.stride, layer.padding, layer.kernel_size, self._rank, layer.dilation
-        )
+        padding = (layer.padding, self._padding_of_output(input, *context))
         transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self._rank - 1]
-        return transpose(input, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, layer.dilation)
+        return transpose(input, weight, bias, layer.stride, *padding, layer.groups, layer.dilation)
+
+    def _as_product(self, input: Tensor, *context: Any) -> tuple[Tensor, MatrixProduct | Convolution] | None:
+        layer: Any = self
+        if input.dim() != self._rank + 2:
+            return None
+        geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return input, Convolution(*geometry, transposed=True, output_padding=self._padding_of_output(input, *context))
+
+    def _padding_of_output(self, input: Tensor, output_size: list[int] | None) -> tuple[int, ...]:
+        layer: Any = self
+        geometry = (layer.stride, layer.padding, layer.kernel_size, self._rank, layer.dilation)
+        return tuple(layer._output_padding(input, output_size, *geometry))
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         return self._compute(input, output_size)
@@ -258,83 +297,21 @@ VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
 def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
     """Whether the fused kernels take these: on a GPU, in float32, with nothing that would have them otherwise."""
     exact = input.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return exact and input.numel() > 0 and on_triton(input, batched=True)
+    return exact and input.numel() > 0 and on_triton(input)
 
 
-def _through_kernels(
-    layer: VariationalLayer,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    log_sigma2: Tensor | None,
-    *geometry: Any,
-) -> Tensor | None:
+def _sample_by_patches(layer: VariationalLayer, input: Tensor, log_sigma2: Tensor, *geometry: Any) -> Tensor | None:
     from bayeszip.variational import gpu_layers
 
     shape = gpu_layers.Geometry(*geometry)
     too_small = min(shape.output(*input.shape[2:])) < 1  # torch has the words for it
-    if too_small or not (_is_batched(weight) or gpu_layers.pays(input, len(weight), shape)):
+    if too_small or not gpu_layers.pays(input, len(layer.weight), shape):
         return None
-    kernels = weight.view(*weight.shape[:2], *shape.kernel)
-    if log_sigma2 is None:
-        return gpu_layers.plain(input, kernels, bias, shape)
-    deviations = (log_sigma2.view_as(kernels), bias, layer.bias_log_sigma2)
-    return gpu_layers.sampled(input, kernels, *deviations, shape, VARIANCE_FLOOR, layer.generator)
-
-
-def _sampled(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
-    """mean + ε√variance with standard normal ε."""
-    if mean.dtype == torch.float32 and mean.stride() == variance.stride() and on_triton(mean, batched=True):
-        from bayeszip.variational import gpu_kernels
-
-        noise = standard_normal_like(variance, generator)
-        if noise.stride() == mean.stride():
-            return gpu_kernels.sampled(mean, variance, noise, VARIANCE_FLOOR)
-    # At least float32: the floor is nothing beside 1 in half precision.
-    deviation = (variance.to(torch.promote_types(variance.dtype, torch.float32)) + VARIANCE_FLOOR).sqrt()
-    return mean + (deviation * standard_normal_like(deviation, generator)).to(mean.dtype)
-
-
-def on_triton(tensor: Tensor, batched: bool = False) -> bool:
-    """Whether kernels written in triton can take it, those over which `vmap` runs too (`batched`); else torch's do."""
-    if not tensor.is_cuda or torch.compiler.is_compiling() or not _has_triton():
-        return False
-    functorch = torch._C._functorch
-    if _is_batched(tensor):
-        # Once, and in no other transform.
-        inner = functorch.get_unwrapped(tensor)
-        return batched and not functorch.is_functorch_wrapped_tensor(inner) and _is_current(tensor)
-    return not functorch.is_functorch_wrapped_tensor(tensor) and _is_current(tensor)
-
-
-def _is_current(tensor: Tensor) -> bool:
-    """Whether it lies on the GPU on which triton would launch."""
-    return tensor.device.index == torch.cuda.current_device()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _is_batched(tensor: Tensor) -> bool:
-    """Whether `vmap` runs a network over it, with a dimension more than it shows."""
-    return torch._C._functorch.is_batchedtensor(tensor)
-
-
-def standard_normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal noise of a tensor's shape, governed by torch's seed or on a GPU by `generator`.
-
-    On a CPU torch draws from a serial Mersenne twister, three times slower than the kernel that it only seeds here.
-    """
-    if _is_batched(tensor):
-        return torch.randn_like(tensor)
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or torch.compiler.is_compiling():
-        return torch.empty_like(tensor).normal_(generator=generator)
-    size = tensor.numel()
-    values = torch.empty(-(-size // 4) * 4)
-    fill_normal(values.numpy(), np.uint64(torch.randint(2**63 - 1, ()).item()))
-    return values[:size].view(tensor.shape)
+    theta = layer.weight.view(*layer.weight.shape[:2], *shape.kernel)
+    biases = (layer.bias, layer.bias_log_sigma2)
+    return gpu_layers.sample_by_patches(
+        input, theta, log_sigma2.view_as(theta), *biases, shape, VARIANCE_FLOOR, layer.generator
+    )
 
 
 def variational_weights(module: nn.Module) -> Iterator[VariationalWeight]:

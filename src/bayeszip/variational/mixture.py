@@ -1,64 +1,110 @@
-"""The Gaussian-mixture prior GM_ψ on the weight means: one component pinned at zero, a hyper-prior on the precisions.
+"""Soft weight sharing: the Gaussian-mixture prior GM_ψ on the weight means, which pulls them to a few shared values.
 
-Its log-density summed over all D weights is the costly term of the objective. Two ways to get it, with all gradients:
+    cost = −Σᵢ log GM_ψ(θᵢ/uᵢ) − Σ_k log Gamma(λ_k | a, b)        eq. 5 and the hyper-prior of app. A
 
-- `exact`: every component at every weight, in chunks: O(D·K) time, O(D) memory;
-- `grid`: GM is a function of one variable, so it is evaluated at evenly spaced nodes only. Each weight reads its slope
-  off the two nodes around it (linearly: exact where one component is responsible, and never beyond what the slope is
-  nearby), and is shared out among three nodes (exactly for quadratics), from which the value and the gradients of
-  μ, λ, π follow: O(D + G·K). On a CPU; a GPU is faster the exact way.
+One component is pinned at zero. u is the unit of a weight's tensor, 1 unless the network has units by layer: then one
+set of shared values serves layers of any scale. −log u, by which the density of θ differs from that of θ/u, is a
+constant and left out. `mixture_sum` has the sum over all weights.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip.variational.distributions import HALF_LOG_2PI, log_gamma_density, log_joint
-from bayeszip.variational.kernels import read_grid, tabulate_mixture
-from bayeszip.variational.layers import on_triton
+from bayeszip.errors import RecipeError
+from bayeszip.schedules import geometric, ramp
+from bayeszip.settings import at_least, between, check, choice, positive, setting
+from bayeszip.variational.distributions import log_gamma_density, log_joint
+from bayeszip.variational.divergence import survivors
+from bayeszip.variational.layers import VariationalWeight, variational_weights
+from bayeszip.variational.mixture_sum import CHUNK, Components, Method, grid_for, log_mixture_sum, with_gradients
+from bayeszip.variational.passes import add_to_gradients
+from bayeszip.variational.terms import Term
 
-__all__ = [
-    "Components",
-    "MixturePrior",
-    "add_to_gradients",
-    "components_of",
-    "log_mixture_sum",
-    "mixtures_with_gradients",
-    "scaled",
-]
+__all__ = ["GaussianMixture", "MixturePrior", "MixtureSettings", "MixtureStart"]
 
-Method = Literal["auto", "grid", "exact"]
+#: Behind or before these the scale of a layer's weights is free, so that layers come to differ in it.
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
-#: Distance of grid nodes in units of the smallest standard deviation among the components.
-NODE_SPACING = 1 / 8
-#: More nodes than this, or than a quarter of the weights, and the exact way is taken.
-MAX_NODES = 2**16
-#: Weights × components evaluated at once by the exact way.
-CHUNK = 2**20
+#: Units are held to what half precision holds well.
+_SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-14, 2.0**15
 
 
-class Components(NamedTuple):
-    """The mixture's parameters ψ, K values each; index 0 is the component pinned at zero."""
+@dataclass(frozen=True)
+class MixtureStart:
+    """Start and hyper-prior of the mixture; defaults are the paper's (app. A)."""
 
-    means: Tensor
-    log_precisions: Tensor
-    log_proportions: Tensor
+    components: int = setting(17, "K, the one pinned at zero included", between(1, 2**16 - 1))
+    zero_proportion: float = setting(0.999, "π₀, pinned", between(0, 1))
+    hyper_shape: float = setting(1e5, "α of the Gamma hyper-prior on the precisions", at_least(1))
+    hyper_rate: float = setting(10.0, "β of the Gamma hyper-prior on the precisions", positive)
+    units: str = setting(
+        "auto",
+        "shared values are in units of the whole network, or of each layer as a phase with reseed finds it; auto: of "
+        "each layer if there is a normalization layer",
+        choice("auto", "network", "layer"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "mixture")
+        if self.components > 1 and not 0 < self.zero_proportion < 1:
+            raise RecipeError(f"mixture.zero_proportion must lie between 0 and 1, not {self.zero_proportion}")
+
+    def by_layer(self, network: nn.Module) -> bool:
+        """Whether the layers of a network have units of their own."""
+        return self.units == "layer" or (
+            self.units == "auto" and any(isinstance(module, _NORMS) for module in network.modules())
+        )
 
 
-class Grid(NamedTuple):
-    """Evenly spaced nodes: the first, their distance, their number."""
+@dataclass(frozen=True)
+class MixtureSettings:
+    """What a phase says of the mixture. Learning rates are Adam's; defaults are the paper's (table 3)."""
 
-    low: float
-    spacing: float
-    nodes: int
+    tau2: float = setting(0.0, "τ₂, weight of the mixture prior and its hyper-prior", at_least(0))
+    tau2_ramp: float = setting(0.0, "share of the phase over which τ₂ rises linearly from 0", between(0, 1))
+    rate_means: float = setting(1e-4, "learning rate of the components' means μ", at_least(0))
+    rate_log_precisions: float = setting(1e-4, "learning rate of log λ", at_least(0))
+    rate_log_proportions: float = setting(3e-3, "learning rate of log π", at_least(0))
+    reseed: bool = setting(False, "first place the components at quantiles of the weights that would survive")
+    std_first: float = setting(
+        0.0,
+        "hold the components at this standard deviation at the start (0: λ is learnt under its hyper-prior)",
+        at_least(0),
+    )
+    std_last: float = setting(
+        0.0, "…and tighten them evenly in ratio to this at the end (0: hold them to the end)", at_least(0)
+    )
 
 
-class MixturePrior(nn.Module):
-    """p(θ) = Π_i Σ_k π_k N(θ_i | μ_k, λ_k⁻¹), with μ₀ = 0 and π₀ pinned and a Gamma(a, b) hyper-prior on every λ_k.
+@dataclass(frozen=True)
+class GaussianMixture:
+    """GM_ψ frozen: means, log-precisions and log-proportions of K components, as arrays.
+
+    That of a prior has the component pinned at zero in front. `units` are those of tensors, by name, that are not 1:
+    it is a density of θ/u.
+    """
+
+    means: np.ndarray
+    log_precisions: np.ndarray
+    log_proportions: np.ndarray
+    units: Mapping[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def log_joint(self, values: np.ndarray) -> np.ndarray:
+        """log π_k + log N(x | μ_k, λ_k⁻¹) but for a constant, values × components; values in their units."""
+        constants = self.log_proportions + 0.5 * self.log_precisions
+        return constants - 0.5 * np.exp(self.log_precisions) * (values[:, None] - self.means) ** 2
+
+
+class MixturePrior(Term):
+    """p(θ) ∝ Π_i Σ_k π_k N(θ_i/u_i | μ_k, λ_k⁻¹), with μ₀ = 0 and π₀ pinned and a Gamma(a, b) hyper-prior on every λ_k.
 
     Start values are the paper's (table 3, with the proportions' denominator corrected to K−1): μ_k = kΔμ for
     k = −(K−1)/2 … (K−1)/2, log λ_k = −2 log(0.9 Δμ), π_k = (1−π₀)/(K−1), Δμ = 2 std(w)/K.
@@ -68,7 +114,12 @@ class MixturePrior(nn.Module):
         weight_std: std(w) of the pretrained weights.
         zero_proportion: π₀, pinned.
         hyper_shape, hyper_rate: a and b of the Gamma hyper-prior.
+        with_units: the tensors, by name, that have a unit of their own; 1 until a phase begins with `reseed`.
     """
+
+    name = "mixture"
+    parts = ("mixture", "hyper-prior")
+    Settings = MixtureSettings
 
     def __init__(
         self,
@@ -77,6 +128,7 @@ class MixturePrior(nn.Module):
         zero_proportion: float = 0.999,
         hyper_shape: float = 1e5,
         hyper_rate: float = 10.0,
+        with_units: Sequence[str] = (),
     ) -> None:
         super().__init__()
         # Constant weights have std 0: fall back on the hyper-prior's own scale, so that components stay apart.
@@ -91,27 +143,110 @@ class MixturePrior(nn.Module):
         self.log_precisions = nn.Parameter(torch.full((components,), -2 * math.log(0.9 * spacing)))
         #: Unnormalized log π_k of the free components; they share 1 − π₀.
         self.log_proportions = nn.Parameter(torch.zeros(components - 1))
+        self._with_units = {name: place for place, name in enumerate(with_units)}
+        #: u of the tensors that have one, exact in half precision; part of the state. None: all are 1.
+        self.units: Tensor | None
+        self.register_buffer("units", torch.ones(len(with_units)) if with_units else None)
+
+    @classmethod
+    def start(cls, network: nn.Module, start: MixtureStart | None) -> "MixturePrior":
+        """The mixture at its start values; Δμ follows the spread of the pretrained weights."""
+        start, weights = start or MixtureStart(), tuple(variational_weights(network))
+        theta = torch.cat([weight.theta.detach().flatten().float() for weight in weights])
+        shape = (start.zero_proportion, start.hyper_shape, start.hyper_rate)
+        # A bias is on the scale of activations, which a unit of the weights says nothing of.
+        with_units = [w.name for w in weights if w.theta.dim() > 1] if start.by_layer(network) else []
+        return cls(start.components, theta.std(correction=0).item(), *shape, with_units).to(theta.device)
+
+    @classmethod
+    def counts(cls, settings: MixtureSettings) -> bool:
+        return settings.tau2 > 0
+
+    def dials(self, settings: MixtureSettings, done: float) -> tuple[float, ...]:
+        """τ₂, and the standard deviation at which the components are held, if they are."""
+        tau = settings.tau2 * ramp(done, settings.tau2_ramp)
+        first, last = settings.std_first, settings.std_last or settings.std_first
+        return (tau, geometric(done, first, last)) if first else (tau,)
+
+    def enter(self, settings: MixtureSettings) -> None:
+        """What is held is not trained."""
+        self.log_precisions.requires_grad_(not settings.std_first)
+
+    def begin(self, settings: MixtureSettings, weights: Sequence[VariationalWeight]) -> None:
+        if settings.reseed:
+            kept = {weight.name: survivors([weight]) for weight in weights}
+            self.measure_units(kept)
+            self.reseed(torch.cat([self._seen(values, name) for name, values in kept.items()]))
+
+    def turn(self, *dials: float | Tensor) -> None:
+        for std in dials:
+            self.tighten(std)
 
     def components(self) -> Components:
         """ψ with the pinned component in front and the proportions normalized."""
-        return components_of(self.means, self.log_precisions, self.log_proportions, self.zero_proportion)
+        zero = self.means.new_zeros(1)
+        free = torch.log_softmax(self.log_proportions, dim=-1) + _log1m(self.zero_proportion)
+        pinned = zero + math.log(self.zero_proportion)
+        return Components(torch.cat([zero, self.means]), self.log_precisions, torch.cat([pinned, free]))
 
     def log_prob(self, *thetas: Tensor, method: Method = "auto", scale: float | Tensor = 1.0) -> Tensor:
         """`scale` × Σ_i log GM_ψ(θ_i) over all tensors, a float32 scalar, differentiable in θ and ψ."""
         return log_mixture_sum(thetas, self.components(), method, scale)
 
-    def add_gradients(self, thetas: Sequence[Tensor], scale: float | Tensor) -> Tensor:
-        """`log_prob` with the given scale, its gradients added to those of θ and ψ at once, without a graph of θ."""
+    def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
+        mixture = self.log_prob(*(self._seen(weight.theta, weight.name) for weight in weights), scale=-tau)
+        return mixture, self._hyper_cost(tau)
+
+    def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            seen = [self._seen(weight.theta, weight.name) for weight in weights]
         components = self.components()
-        grid = _grid_for(thetas, components, "auto")
-        value, by_components, by_theta = _with_gradients(thetas, components, grid, scale)
-        add_to_gradients(thetas, by_theta)
+        value, by_components, slopes = with_gradients(seen, components, grid_for(seen, components, "auto"), -tau)
+        # The chain rule: d/dθ = u⁻¹ d/d(θ/u).
+        by_theta = [
+            self._seen(slope, weight.name).to(weight.theta.dtype) for slope, weight in zip(slopes, weights, strict=True)
+        ]
+        add_to_gradients([weight.theta for weight in weights], by_theta)
         trained = [part.requires_grad for part in components]
         torch.autograd.backward(
             [part for part, wanted in zip(components, trained, strict=True) if wanted],
             [slope for slope, wanted in zip(by_components, trained, strict=True) if wanted],
         )
-        return value
+        hyper_cost = self._hyper_cost(tau)
+        if hyper_cost.requires_grad:
+            hyper_cost.backward()
+        return value, hyper_cost.detach()
+
+    def _hyper_cost(self, tau: float | Tensor) -> Tensor:
+        """The hyper-prior's part; where log λ is not trained it has none."""
+        if not self.log_precisions.requires_grad:
+            return self.log_precisions.new_zeros(())
+        return self.log_hyper_prior() * -tau
+
+    def keeps(self, weight: VariationalWeight) -> Tensor:
+        """Those whose most responsible component is not the one at zero."""
+        return self.assign(self._seen(weight.theta, weight.name)) > 0
+
+    def frozen(self) -> GaussianMixture:
+        held = [] if self.units is None else self.units.tolist()
+        units = {name: unit for name, unit in zip(self._with_units, held, strict=True) if unit != 1}
+        means, precisions, proportions = (part.detach().float().cpu().numpy().copy() for part in self.components())
+        return GaussianMixture(means, precisions, proportions, units)
+
+    @torch.no_grad()
+    def measure_units(self, survivors: Mapping[str, Tensor]) -> None:
+        """u = root mean square of a tensor's survivors ÷ that of all, whose scale therefore stays; 1 without any."""
+        if self.units is None:
+            return
+        whole = _root_mean_square(torch.cat(list(survivors.values())))
+        sizes = [_root_mean_square(survivors[name]) for name in self._with_units]
+        ratios = [size / whole if size > 0 and whole > 0 else 1.0 for size in sizes]
+        self.units.copy_(torch.tensor(ratios).clamp(_SMALLEST_UNIT, _LARGEST_UNIT).half())
+
+    def _seen(self, theta: Tensor, name: str) -> Tensor:
+        """θ/u: weights of the tensor `name` as the components see them."""
+        place = self._with_units.get(name)
+        return theta if self.units is None or place is None else theta.float() / self.units[place]
 
     def log_hyper_prior(self) -> Tensor:
         """Σ_k log Gamma(λ_k | a, b)."""
@@ -125,7 +260,7 @@ class MixturePrior(nn.Module):
 
     @torch.no_grad()
     def assign(self, theta: Tensor) -> Tensor:
-        """For each weight the index of its most responsible component, argmax_k π_k N(θ | μ_k, λ_k⁻¹)."""
+        """For each weight, in its unit, the index of its most responsible component, argmax_k π_k N(θ | μ_k, λ_k⁻¹)."""
         components = self.components()
         flat = theta.detach().float().flatten()
         step = max(1, CHUNK // len(components.means))
@@ -144,193 +279,8 @@ class MixturePrior(nn.Module):
         self.log_proportions.zero_()
 
 
-def components_of(means: Tensor, log_precisions: Tensor, log_proportions: Tensor, zero_proportion: float) -> Components:
-    """ψ from its free parameters, along their last dimension."""
-    zero = means.new_zeros(*means.shape[:-1], 1)
-    free = torch.log_softmax(log_proportions, dim=-1) + _log1m(zero_proportion)
-    pinned = zero + math.log(zero_proportion)
-    return Components(torch.cat([zero, means], dim=-1), log_precisions, torch.cat([pinned, free], dim=-1))
-
-
-def log_mixture_sum(
-    thetas: Sequence[Tensor], components: Components, method: Method = "auto", scale: float | Tensor = 1.0
-) -> Tensor:
-    """`scale` × Σ_i log GM_ψ(θ_i) over all weights of all tensors, by the given way.
-
-    `auto` takes the grid on a CPU where it is the cheaper one, `grid` wherever `MAX_NODES` suffice.
-    """
-    total: Tensor = _LogMixtureSum.apply(_grid_for(thetas, components, method), scale, *components, *thetas)
-    return total
-
-
-class _LogMixtureSum(torch.autograd.Function):
-    """Value and all gradients in one pass; backward only scales what forward found."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grid: Grid | None,
-        scale: float | Tensor,
-        means: Tensor,
-        log_precisions: Tensor,
-        log_proportions: Tensor,
-        *thetas: Tensor,
-    ) -> Tensor:
-        components = Components(means, log_precisions, log_proportions)
-        value, by_components, by_theta = _with_gradients(thetas, components, grid, scale)
-        # Held as they are, not by `save_for_backward`: autograd then copies what it is handed, never adds to it.
-        ctx.gradients = [*by_components, *by_theta]
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *scaled(ctx.gradients, outputs[0]))
-
-
-def _with_gradients(
-    thetas: Sequence[Tensor], components: Components, grid: Grid | None, scale: float | Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each θ."""
-    fixed = Components(*(part.detach() for part in components))
-    flat = [theta.detach().flatten().float() for theta in thetas]
-    value, by_components, slopes = _on_grid(flat, fixed, grid, scale) if grid else _exactly(flat, fixed, scale)
-    by_theta = [slope.view(theta.shape).to(theta.dtype) for slope, theta in zip(slopes, thetas, strict=True)]
-    return value, by_components, by_theta
-
-
-def mixtures_with_gradients(
-    theta: Tensor, components: Components, scale: Tensor
-) -> tuple[Tensor, list[Tensor], Tensor]:
-    """For each row of θ under the mixture of its own row: `scale` × Σ log GM, its gradients in ψ, and in θ."""
-    fixed = Components(*(part.detach().contiguous() for part in components))
-    if on_triton(theta):
-        from bayeszip.variational.gpu_kernels import mixture_with_slopes
-
-        return mixture_with_slopes(theta.detach(), *fixed, scale)
-    rows = [_in_chunks(row, Components(*(part[i] for part in fixed)), scale[i]) for i, row in enumerate(theta.detach())]
-    values, by_components, by_theta = zip(*rows, strict=True)
-    return (
-        torch.stack(values),
-        [torch.stack(parts) for parts in zip(*by_components, strict=True)],
-        torch.stack(by_theta),
-    )
-
-
-@torch.no_grad()
-def add_to_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """To what each parameter has by now, in one pass; one that has none takes what it is given."""
-    totals: list[Tensor] = []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(gradient)
-        totals.append(parameter.grad)
-    torch._foreach_add_(totals, tuple(gradients))
-
-
-def scaled(gradients: Sequence[Tensor], factor: Tensor) -> Sequence[Tensor]:
-    """Each gradient times a scalar, without a pass over them where that is 1 (asking a GPU would make it wait)."""
-    if factor.device.type == "cpu" and factor.item() == 1:
-        return gradients
-    return torch._foreach_mul(list(gradients), factor)
-
-
-def _exactly(
-    flat: Sequence[Tensor], components: Components, scale: float | Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in each tensor's θ."""
-    # As one vector: many small tensors would keep a GPU waiting for its next order.
-    theta = torch.cat(list(flat))
-    if on_triton(theta):
-        from bayeszip.variational.gpu_kernels import mixture_with_slopes
-
-        value, by_components, slope = mixture_with_slopes(theta, *components, scale)
-    else:
-        value, by_components, slope = _in_chunks(theta, components, scale)
-    return value, by_components, list(slope.split([part.numel() for part in flat]))
-
-
-def _in_chunks(theta: Tensor, components: Components, scale: float | Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-    """`scale` × Σ log GM and its gradients in μ, log λ, log π, and in θ; chunk by chunk."""
-    value = torch.zeros((), dtype=torch.float64, device=theta.device)
-    by_components = [torch.zeros_like(parameter) for parameter in components]
-    slope = torch.empty_like(theta)
-    step = max(1, CHUNK // len(components.means))
-    for start in range(0, theta.numel(), step):
-        density, responsibility, pull = _evaluate(theta[start : start + step], components)
-        value += density.sum()
-        slope[start : start + step] = (responsibility * pull).sum(dim=1) * -scale
-        for total, part in zip(by_components, _component_gradients(responsibility, pull, components), strict=True):
-            total += part
-    return (value * scale).float(), [total * scale for total in by_components], slope
-
-
-def _on_grid(
-    flat: Sequence[Tensor], components: Components, grid: Grid, scale: float | Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The same from the nodes of a grid."""
-    scale = float(scale)
-    points = grid.low + grid.spacing * np.arange(grid.nodes)
-    means, log_precisions, log_proportions = (parameter.numpy().astype(np.float64) for parameter in components)
-    precisions = np.exp(log_precisions)
-    offsets = log_proportions + 0.5 * log_precisions - HALF_LOG_2PI
-    density, slope, responsibility = (np.empty((grid.nodes, *shape)) for shape in ((), (), (len(means),)))
-    tabulate_mixture(points, means, precisions, offsets, density, slope, responsibility)
-
-    slope, low, spacing = (slope * scale).astype(np.float32), np.float32(grid.low), np.float32(grid.spacing)
-    moments = np.zeros((4, grid.nodes, 3))
-    by_theta = [torch.empty_like(theta) for theta in flat]
-    for theta, gradient in zip(flat, by_theta, strict=True):
-        read_grid(theta.numpy(), low, spacing, slope, gradient.numpy(), moments)
-
-    weight = _node_weights(moments.sum(axis=0))
-    # Sums over the nodes of r_k, r_k x, r_k x², from which those of the deviations x − μ_k follow.
-    mass, first, second = np.stack([weight, weight * points, weight * points**2]) @ responsibility
-    spread = precisions * (second - 2 * means * first + means**2 * mass)
-    by_components = (precisions * (first - means * mass), 0.5 * (mass - spread), mass)
-    value = torch.tensor(scale * (density @ weight), dtype=torch.float32)
-    return value, [torch.from_numpy((scale * part).astype(np.float32)) for part in by_components], by_theta
-
-
-def _node_weights(moments: np.ndarray) -> np.ndarray:
-    """How much of the weights each node stands for: ½t(t−1), 1−t², ½t(t+1) on the nodes before, at and after each."""
-    count, first, second = moments.T
-    weight = count - second
-    weight[:-1] += 0.5 * (second - first)[1:]
-    weight[1:] += 0.5 * (second + first)[:-1]
-    return weight
-
-
-def _evaluate(points: Tensor, components: Components) -> tuple[Tensor, Tensor, Tensor]:
-    """At each point: log GM; the responsibilities r_k; and λ_k(x − μ_k), the pull of each component."""
-    joint = log_joint(points, *components)
-    density, responsibility = torch.logsumexp(joint, dim=1), torch.softmax(joint, dim=1)
-    pull = (points[:, None] - components.means) * components.log_precisions.exp()
-    return density, responsibility, pull
-
-
-def _component_gradients(responsibility: Tensor, pull: Tensor, components: Components) -> tuple[Tensor, ...]:
-    """Gradients of Σ log GM: r·λ(x−μ) in μ, ½ r (1 − λ(x−μ)²) in log λ, r in log π, summed over the points."""
-    mass = responsibility.sum(dim=0)
-    weighted = responsibility * pull
-    spread = (weighted * pull).sum(dim=0) * (-components.log_precisions).exp()
-    return weighted.sum(dim=0), 0.5 * (mass - spread), mass
-
-
-def _grid_for(thetas: Sequence[Tensor], components: Components, method: Method) -> Grid | None:
-    """A grid that spans the weights at `NODE_SPACING` of the narrowest component's deviation; None: the exact way."""
-    if method == "exact" or any(theta.device.type != "cpu" for theta in thetas):
-        return None
-    bounds = [bound.item() for theta in thetas if theta.numel() for bound in theta.detach().aminmax()]
-    narrowest = math.exp(-0.5 * float(components.log_precisions.detach().max()))
-    if not bounds or not all(map(math.isfinite, bounds)) or not narrowest > 0:
-        return None
-    low, span = min(bounds), max(bounds) - min(bounds)
-    nodes = math.ceil(span / (NODE_SPACING * narrowest)) + 2
-    if nodes > (MAX_NODES if method == "grid" else min(MAX_NODES, sum(theta.numel() for theta in thetas) // 4)):
-        return None
-    spacing = max(span / (nodes - 1), float(np.finfo(np.float32).tiny))
-    # One node more at each end, since weights are shared out among three.
-    return Grid(low - spacing, spacing, nodes + 2)
+def _root_mean_square(values: Tensor) -> float:
+    return values.double().square().mean().sqrt().item() if values.numel() else 0.0
 
 
 def _log1m(probability: float) -> float:

@@ -1,0 +1,212 @@
+"""Experiments as settings: which networks, recipes, `--set` assignments and seeds. What trains them is `runner`.
+
+>>> [run.name for run in EXPERIMENTS["table"].runs(only="lenet-5-vd+sws")][:2]
+['lenet-5-vd+sws-10', 'lenet-5-vd+sws-11']
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bayeszip.errors import RecipeError
+from bayeszip.recipe import Recipe, recipe
+
+__all__ = ["EXPERIMENTS", "Experiment", "Run", "Variant", "parse_seeds"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of an experiment, run with several seeds.
+
+    Args:
+        name: of its files, before the seed.
+        settings: changed in the recipe, as `--set` takes them, separated by blanks.
+        max_bytes: a budget to train towards.
+        meaning: what is changed, in words.
+    """
+
+    name: str
+    model: str
+    recipe: str
+    settings: str = ""
+    max_bytes: int | None = None
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One compression. `name` is unique in its experiment."""
+
+    name: str
+    variant: Variant
+    recipe: Recipe
+    seed: int
+    #: Takes part in a choice: the test set stays sealed, and no file is kept.
+    sealed: bool
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, and the runs that answer it."""
+
+    name: str
+    question: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    sealed: bool = False
+
+    def runs(self, seeds: Sequence[int] | None = None, only: str = "", epochs_scale: float = 1.0) -> list[Run]:
+        """Its runs, or those whose name contains `only`.
+
+        Raises:
+            RecipeError: none does.
+        """
+        planned = [
+            Run(
+                f"{variant.name}-{seed}",
+                variant,
+                recipe(variant.recipe).override(*variant.settings.split(), f"epochs_scale={epochs_scale}"),
+                seed,
+                self.sealed,
+            )
+            for variant in self.variants
+            for seed in seeds or self.seeds
+        ]
+        chosen = [run for run in planned if only in run.name]
+        if not chosen:
+            raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
+        return chosen
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`10:15` is five seeds from 10, `3` is one.
+
+    Raises:
+        RecipeError: it is neither.
+    """
+    first, colon, last = text.partition(":")
+    if first.isdecimal() and (last.isdecimal() if colon else not last):
+        seeds = range(int(first), int(last) if colon else int(first) + 1)
+        if 0 < len(seeds) <= 1000 and seeds[-1] < 2**63:
+            return tuple(seeds)
+    raise RecipeError(f"write seeds as FIRST:END, such as 10:15 for five of them, or as one number, not {text!r}")
+
+
+MODELS = ("lenet-300-100", "lenet-5")
+METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")
+
+_TABLE = tuple(Variant(f"{model}-{method}", model, method) for model in MODELS for method in METHODS)
+
+#: What the figure and the choice vary settings of: the recipes before anything was chosen.
+_FROM = {
+    "vd+sws": "all.tau1=1 mixture.components=17",
+    "vd": "all.tau1=1",
+    "sws": "all.std_first=0 all.std_last=0 mixture.components=17",
+}
+#: Mostly by the dense network, whose outputs are softened more.
+_TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
+#: Runs as names, settings and what stands for {} in both; several values of one run are joined by a slash.
+Family = tuple[str, str, str]
+
+_WIDTHS: Family = (
+    "std={}-{}-K={}",
+    "all.std_first={} all.std_last={} mixture.components={}",
+    "0.015/0.004/17 0.02/0.004/17 0.02/0.002/17 0.03/0.003/17 0.015/0.004/33 0.02/0.004/33 0.02/0.002/33 0.03/0.003/33",
+)
+_STRENGTHS: Family = ("tau1={}", "all.tau1={}", "0.1 0.25 0.5 1 2 4 8")
+_SIZES = "0.3/0.001/17 0.3/0.001/33 0.3/0.0005/17 0.3/0.0005/33 0.5/0.001/17 0.5/0.001/33 0.5/0.0005/17 0.5/0.0005/33 "
+_SIZES += "0.7/0.001/17 0.7/0.001/33 0.7/0.0005/17 0.7/0.0005/33 1/0.001/17 1/0.001/33 1/0.0005/17 1/0.0005/33"
+_AT_SIZE = "all.tau1={} vd.rate_log_sigma2={} mixture.components={}"
+_CHOSEN = "all.tau1=0.7 mixture.components=33"
+
+
+def _varied(model: str, method: str, more: str, *families: Family) -> tuple[Variant, ...]:
+    """A variant for each run of the families; `meaning` has the settings that vary."""
+    named = [
+        (name.format(*values.split("/")), settings.format(*values.split("/")))
+        for name, settings, many in families
+        for values in many.split() or [""]
+    ]
+    return tuple(
+        Variant(f"{method}-{name}", model, method, f"{_FROM[method]} {more} {settings}", meaning=settings)
+        for name, settings in named
+    )
+
+
+_FIGURE = (
+    *_varied(
+        *("lenet-5", "vd+sws", "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6"),
+        _STRENGTHS,
+        ("tau1={}-K=33", "all.tau1={} mixture.components=33", "0.5 1 2"),
+        ("tau1={}-slower", "all.tau1={} vd.rate_log_sigma2=5e-4", "1 2"),
+        ("tau1=1-K=9", "all.tau1=1 mixture.components=9", ""),
+        ("tau1=1-slower-means", "all.tau1=1 vd.rate_theta=2e-3", ""),
+        ("tau1={}-taught", f"all.tau1={{}} {_TAUGHT}", "1 2"),
+    ),
+    *_varied(
+        *("lenet-5", "vd", "vd.epochs=60 closing.epochs=6"),
+        _STRENGTHS,
+        ("tau1={}-values={}", "all.tau1={} quantization.components={}", "0.5/64 1/64 2/64 1/16 2/16 4/16"),
+    ),
+    *_varied(
+        *("lenet-5", "sws", "sws.epochs=60 closing.epochs=6"),
+        ("tau2={}", "all.tau2={}", "0.003 0.01 0.03 0.06 0.1 0.3"),
+        (
+            "tau2={}-pi0={}",
+            "all.tau2={} mixture.zero_proportion={}",
+            "0.03/0.99 0.03/0.9999 0.1/0.99 0.1/0.9999",
+        ),
+        ("tau2={}-faster", "all.tau2={} all.rate_theta=2e-3 all.rate_means=2e-3", "0.03 0.1"),
+        _WIDTHS,
+    ),
+)
+_CHOICE = (
+    *_varied(
+        *("lenet-300-100", "vd+sws", ""),
+        ("tau1={}-rate={}-K={}", _AT_SIZE, _SIZES),
+        ("tau1={}-rate={}-K={}-taught", f"{_AT_SIZE} {_TAUGHT}", _SIZES),
+        ("{}", f"{_CHOSEN} vd+sws.{{}}", "std_last=0.003 std_last=0.0015 tau1=0.35 tau2=0.05"),
+        ("closing=30", f"{_CHOSEN} closing.epochs=30", ""),
+    ),
+    *_varied(
+        *("lenet-300-100", "sws", ""),
+        ("tau2={}", "all.tau2={}", "0.01 0.02 0.03 0.05"),
+        ("tau2={}-taught", f"all.tau2={{}} {_TAUGHT}", "0.02 0.03"),
+        ("tau2={}-faster", "all.tau2={} all.rate_theta=1e-3 all.rate_means=1e-3", "0.02 0.03"),
+        _WIDTHS,
+    ),
+)
+
+#: For each part: the recipe, what is changed in it, and what that means.
+_PARTS = {
+    "nothing": ("vd+sws", "", "nothing"),
+    "distillation": ("vd+sws", "all.distillation=0 closing.distillation=0", "distillation from the dense network"),
+    "ramp": ("vd+sws", "vd.tau1_ramp=0", "the ramp of τ₁"),
+    "rates": (
+        "vd+sws",
+        "vd.rate_theta=5e-5 vd.rate_log_sigma2=1e-4 vd.schedule=constant",
+        "our rates in the first phase: the paper's instead",
+    ),
+    "reseed": ("vd+sws", "vd+sws.reseed=false", "re-seeding of components"),
+    "tightening": ("vd+sws", "vd+sws.std_last=0.01", "tightening of components"),
+    "pruning": ("vd+sws", "quantization.prune_rate=1", "pruning by dropout rate: by the mixture alone"),
+    "values": ("vd+sws", "closing.epochs=0", "training of shared values"),
+    "sharing": ("vd", "", "soft weight sharing: 32 values fitted to what the first phase leaves, the recipe `vd`"),
+}
+_ABLATION = tuple(
+    Variant(f"without-{part}", "lenet-300-100", name, settings, meaning=meaning)
+    for part, (name, settings, meaning) in _PARTS.items()
+)
+_QUICK = tuple(Variant(f"tau1={tau1}", "lenet-300-100", "quick", f"all.tau1={tau1}") for tau1 in ("0.5", "1", "2"))
+_TARGETS = tuple(Variant(f"{size}kB", "lenet-300-100", "quick", "", 1000 * size) for size in (3, 6, 12))
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment("table", "the paper's table: two networks, four methods", _TABLE, tuple(range(10, 15))),
+        Experiment("figure", "the paper's figure: LeNet-5 as settings vary", _FIGURE, (0,)),
+        Experiment("ablation", "what each part of vd+sws is for, on LeNet-300-100", _ABLATION, tuple(range(5))),
+        Experiment("choice", "which settings, on LeNet-300-100; the test set is sealed", _CHOICE, (0, 1), sealed=True),
+        Experiment("quick", "LeNet-300-100 by the recipe quick", _QUICK, (0, 1, 2)),
+        Experiment("targets", "LeNet-300-100 within budgets of bytes", _TARGETS, (0,)),
+    )
+}

@@ -1,0 +1,154 @@
+"""Records of an experiment: a folder with `runs.jsonl`, a line for each run, and the files, named as the runs are."""
+
+import base64
+import binascii
+import dataclasses
+import json
+import lzma
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bayeszip.codec.accounting import paper_size
+from bayeszip.errors import DataError, RecipeError
+from bayeszip.experiments.plan import Run
+from bayeszip.files import read_file, write_atomically
+from bayeszip.recipe import Recipe
+from bayeszip.record import run_record
+from bayeszip.result import Result
+
+__all__ = [
+    "OFFSET_BITS",
+    "Record",
+    "add",
+    "file_of",
+    "history_of",
+    "missing",
+    "pack_history",
+    "read",
+    "recipe_of",
+    "record_of",
+]
+
+RUNS = "runs.jsonl"
+
+#: The paper's width of a column offset (its app. B).
+OFFSET_BITS = {"lenet-300-100": 5, "lenet-5": 8}
+
+Record = dict[str, Any]
+
+
+def record_of(run: Run, result: Result, figures: dict[str, Any]) -> Record:
+    """A run's line. What the file tells by itself is left out, but for the figures that tables quote."""
+    if result.fit is None:
+        raise RecipeError(f"{run.name} was not trained")
+    whole = run_record(result, figures)
+    names = ["accuracy", "bytes", "params", "nonzero"]
+    quoted = {name: whole.pop(name) for name in names if name in whole}
+    for derived in ("ratio", "params_kept", "recipe", "seed"):
+        whole.pop(derived, None)
+    history = whole.pop("history")
+    return {
+        "name": run.name,
+        "model": run.variant.model,
+        "seed": run.seed,
+        **quoted,
+        "paper_bytes": paper_size(result.compressed, OFFSET_BITS[run.variant.model]).bytes,
+        **whole,
+        "recipe": _sparse(result.fit.recipe),
+        "history": pack_history(history),
+    }
+
+
+def read(folder: Path) -> dict[str, Record]:
+    """The records in `folder` by the names of their runs; none if nothing is there.
+
+    Raises:
+        DataError: a line is no record.
+    """
+    path = folder / RUNS
+    if not path.exists():
+        return {}
+    records = {}
+    for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            records[str(record["name"])] = record
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}, line {number}, is not the record of a run: {error}") from error
+    return records
+
+
+def add(folder: Path, record: Record) -> None:
+    """Put a record beside those in `folder`, ordered by name; the file is replaced whole."""
+    records = {**read(folder), record["name"]: record}
+    lines = (
+        json.dumps(records[name], ensure_ascii=False, separators=(",", ":")) for name in sorted(records, key=_order)
+    )
+    write_atomically(folder / RUNS, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _order(name: str) -> tuple[str, int]:
+    variant, _, seed = name.rpartition("-")
+    return variant, int(seed) if seed.isdecimal() else 0
+
+
+def missing(folder: Path, runs: Sequence[Run]) -> list[Run]:
+    """Those of `runs` that have no record in `folder`, or lost their file.
+
+    Raises:
+        RecipeError: one is recorded there with other settings.
+    """
+    records = read(folder)
+    for run in runs:
+        if run.name in records and recipe_of(records[run.name]) != run.recipe.scaled():
+            raise RecipeError(f"{folder} holds {run.name} with other settings; give another folder, or move it away")
+    return [run for run in runs if run.name not in records or not (run.sealed or file_of(folder, run.name).exists())]
+
+
+def file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.bayz"
+
+
+def recipe_of(record: Record) -> Recipe:
+    """The recipe in a record; settings that it does not name are at their defaults."""
+    return Recipe.from_json(json.dumps(record["recipe"]))
+
+
+def _sparse(settings: Any) -> Any:
+    """Settings as JSON holds them, without those at their defaults."""
+    if isinstance(settings, tuple):
+        return [_sparse(part) for part in settings]
+    if not dataclasses.is_dataclass(settings):
+        return settings
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(settings)
+    }
+    values = {name: getattr(settings, name) for name in defaults}
+    return {name: _sparse(value) for name, value in values.items() if value != defaults[name]}
+
+
+def pack_history(history: Sequence[Any]) -> str:
+    """What each epoch came to, in few characters: JSON by columns, LZMA, base 85."""
+    columns: dict[str, list[Any]] = {}
+    for epoch in history:
+        for name, value in epoch.items():
+            columns.setdefault(name, []).append(value)
+    text = json.dumps(columns, separators=(",", ":")).encode()
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
+    return base64.b85encode(lzma.compress(text, lzma.FORMAT_RAW, filters=filters)).decode()
+
+
+def history_of(record: Record) -> list[dict[str, Any]]:
+    """Undo `pack_history`.
+
+    Raises:
+        DataError: the record's history is damaged.
+    """
+    try:
+        packed = base64.b85decode(record["history"])
+        columns = json.loads(lzma.decompress(packed, lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9}]))
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    except (KeyError, ValueError, binascii.Error, lzma.LZMAError, AttributeError) as error:
+        raise DataError(f"the history of {record.get('name')} is damaged: {error}") from error

@@ -1,0 +1,174 @@
+"""Carries out the runs of an experiment: each by `compress`, several in processes side by side.
+
+A run that has its record is not repeated, so that the same command takes up what was stopped. Runs that begin alike
+share their pretrained network: it is trained once, as their recipe says, and kept below the output folder.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import save
+
+from bayeszip.compressing import compress
+from bayeszip.devices import resolve_device
+from bayeszip.errors import TrainingError
+from bayeszip.experiments.plan import Experiment, Run
+from bayeszip.experiments.records import Record, add, file_of, missing, record_of
+from bayeszip.files import Lock, create_folder, remove_temporaries, write_atomically
+from bayeszip.fitting import Watcher, count_examples, fit
+from bayeszip.loaders import Loaders, load_data, load_test, load_weights
+from bayeszip.models import build_seeded
+from bayeszip.processes import Outcome, Workers, side_by_side, untouched_device
+from bayeszip.record import file_figures, size_figures
+
+__all__ = ["Task", "carry_out", "do"]
+
+DATA = "mnist"
+GOES_ON = "stopped; runs that are recorded stay, and the same command does the others"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run, or the pretraining that it begins from; where its files go, and on what it is trained."""
+
+    run: Run
+    folder: Path
+    device: str
+    pretraining: bool = False
+
+    @property
+    def weights(self) -> Path:
+        """The pretrained network: of this model and seed, trained as the recipe says, in batches of its size."""
+        settings = self.run.recipe.scaled()
+        phases = [str(settings.batch_size), *map(repr, settings.pretraining)]
+        digest = hashlib.sha256(json.dumps(phases).encode()).hexdigest()[:8]
+        return self.folder.parent / "pretrained" / f"{self.run.variant.model}-{self.run.seed}-{digest}.safetensors"
+
+
+def do(task: Task) -> Record | None:
+    """What a worker does with a task; returns the run's record."""
+    device = resolve_device(task.device)
+    recipe, variant, seed = task.run.recipe, task.run.variant, task.run.seed
+    loaders = load_data(DATA, batch_size=recipe.batch_size, seed=seed, device=device)
+    if task.pretraining:
+        _pretrain(task, loaders, device)
+        return None
+    network = build_seeded(variant.model, seed)
+    load_weights(network, task.weights)
+    result = compress(
+        network,
+        loaders.train,
+        val_loader=loaders.validation,
+        recipe=recipe,
+        seed=seed,
+        device=device,
+        watcher=Watcher(),
+        max_bytes=variant.max_bytes,
+    )
+    if task.run.sealed:
+        return record_of(task.run, result, size_figures(result.description))
+    # On a CPU, as anyone can repeat it.
+    test = load_test(DATA, device=torch.device("cpu"))
+    figures = file_figures(result.network().cpu(), result.description, test)
+    result.save(file_of(task.folder, task.run.name))
+    return record_of(task.run, result, figures)
+
+
+def _pretrain(task: Task, loaders: Loaders, device: torch.device) -> None:
+    """As `compress` does before it compresses."""
+    network = build_seeded(task.run.variant.model, task.run.seed).to(device)
+    torch.manual_seed(task.run.seed)
+    phases = task.run.recipe.scaled().pretraining
+    fit(network, loaders.train, phases, n_data=count_examples(loaders.train), validation=loaders.validation)
+    weights = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    write_atomically(task.weights, save(weights))
+
+
+def carry_out(
+    experiment: Experiment, runs: Sequence[Run], output: Path, *, jobs: int = 1, device: str = "auto"
+) -> None:
+    """Do those of `runs` that have no record in `output` yet, `jobs` at a time.
+
+    Raises:
+        RecipeError: a run is recorded there with other settings.
+        TrainingError: some runs failed; the others are recorded.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    folder = create_folder(output / experiment.name)
+    create_folder(output / "pretrained")
+    device = untouched_device(device)
+    with ExitStack() as stack:
+        stack.callback(Lock(output / ".lock").release)
+        remove_temporaries(folder)
+        # The longest first, so that the last to end are short.
+        left = sorted(missing(folder, runs), key=_epochs, reverse=True)
+        if len(left) < len(runs):
+            _say(console, f"{len(runs) - len(left)} of {len(runs)} runs have their records in {folder}")
+        if not left:
+            return
+        workers = stack.enter_context(side_by_side(do, jobs, device, GOES_ON, lambda message: _say(console, message)))
+        failures = _record(workers, [Task(run, folder, device) for run in left], console)
+    if failures:
+        listed = "".join(f"\n  {failure.task.run.name}: {failure.error}" for failure in failures)
+        raise TrainingError(f"{len(failures)} of {len(left)} runs failed, the others are recorded:{listed}")
+
+
+def _epochs(run: Run) -> int:
+    return sum(phase.epochs for phase in run.recipe.sequence(pretrain=False))
+
+
+def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[Outcome]:
+    """Pretraining first, once for those that begin alike; returns what failed."""
+    beginnings: dict[Path, Task] = {}
+    for task in tasks:
+        beginnings.setdefault(task.weights, replace(task, pretraining=True))
+    lacking = [task for path, task in beginnings.items() if not path.exists()]
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    with Progress(
+        TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
+    ) as progress:
+        failures = _follow(workers, lacking, progress, "pretraining", lambda record: "")
+        broken = {failure.task.weights: failure.error for failure in failures}
+        ready = [task for task in tasks if task.weights not in broken]
+
+        def keep(record: Record) -> str:
+            add(tasks[0].folder, record)
+            return _told(record)
+
+        failures = _follow(workers, ready, progress, tasks[0].folder.name, keep)
+    return failures + [
+        Outcome(task, error=f"pretraining: {broken[task.weights]}") for task in tasks if task.weights in broken
+    ]
+
+
+def _follow(
+    workers: Workers, tasks: Iterable[Task], progress: Progress, title: str, keep: Callable[[Record], str]
+) -> list[Outcome]:
+    tasks = list(tasks)
+    bar = progress.add_task(title, total=len(tasks), visible=bool(tasks))
+    failures = []
+    for outcome in workers.outcomes(tasks):
+        progress.advance(bar)
+        if outcome.error is not None:
+            failures.append(outcome)
+            _say(progress.console, f"{title}, {outcome.task.run.name} failed: {outcome.error}")
+        elif outcome.answer is not None:
+            _say(progress.console, keep(outcome.answer))
+    return failures
+
+
+def _told(record: Record) -> str:
+    accuracy = f"{100 * record['accuracy']:.2f} % of test, " if "accuracy" in record else ""
+    validation = f"{100 * record['validation_accuracy']:.2f} % of validation"
+    return f"{record['name']}: {accuracy}{validation}, {record['bytes']:,} bytes, {record['seconds']:.0f} s"
+
+
+def _say(console: Console, message: str) -> None:
+    console.print(message, markup=False, highlight=False)

@@ -1,0 +1,236 @@
+"""Tables of what experiments came to, for a page and for a terminal: our figures beside those that the paper prints.
+
+Figures over seeds are means with their 95 % confidence interval, from Student's t.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from bayeszip.experiments.plan import EXPERIMENTS, METHODS
+from bayeszip.experiments.records import Record, recipe_of
+
+__all__ = ["PRINTED", "TABLES", "TITLES", "Grid", "front", "short_table", "with_interval"]
+
+#: For each network and method what the paper prints: accuracy in %, times smaller.
+PRINTED: dict[str, dict[str, tuple[float, float]]] = {
+    "lenet-300-100": {"l2": (98.39, 1), "sws": (98.16, 34), "vd": (98.05, 131), "vd+sws": (98.24, 161)},
+    "lenet-5": {"l2": (99.13, 1), "sws": (99.01, 84), "vd": (99.09, 349), "vd+sws": (99.14, 482)},
+}
+TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
+
+#: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond them the normal distribution's, 1.96.
+STUDENT_T: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+STUDENT_T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+
+Records = Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: its head and its rows."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+    def markdown(self) -> list[str]:
+        lines = [self.head, ("---",) * len(self.head), *self.rows]
+        table = [f"| {' | '.join(cells)} |" for cells in lines]
+        table[1] = f"|{'|'.join(lines[1])}|"
+        return ([f"### {self.title}", ""] if self.title else []) + [*table, ""]
+
+    def terminal(self) -> Table:
+        table = Table(title=self.title or None, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for number, name in enumerate(self.head):
+            table.add_column(name, justify="right" if number else "left", header_style="dim")
+        for row in self.rows:
+            table.add_row(*(cell.replace("`", "") for cell in row))
+        return table
+
+
+def with_interval(values: Sequence[float], form: str) -> str:
+    """Mean ± half the 95 % confidence interval of the mean, t·s/√n; one value alone has none.
+
+    >>> with_interval([1.0, 2.0, 3.0], ".2f")
+    '2.00 ± 2.48'
+    """
+    mean = format(statistics.mean(values), form)
+    if len(values) == 1:
+        return mean
+    t = STUDENT_T[len(values) - 2] if len(values) - 2 < len(STUDENT_T) else 1.96
+    return f"{mean} ± {format(t * statistics.stdev(values) / math.sqrt(len(values)), form)}"
+
+
+def paper_table(records: Records) -> list[Grid]:
+    """Both networks by all methods."""
+    head = (
+        "recipe",
+        "seeds",
+        "test accuracy, %",
+        "the snap",
+        "closing phase",
+        "not zero, %",
+        "times smaller, paper's accounting",
+        "whole file, bytes",
+        "times smaller",
+        "the paper: accuracy, %",
+        "times smaller",
+        "difference in accuracy",
+    )
+    grids = []
+    for model, printed in PRINTED.items():
+        groups = {name: [r for r in records if r["model"] == model and r["recipe"]["name"] == name] for name in METHODS}
+        rows = [
+            _paper_row(name, group, *printed[name.removeprefix("paper-")]) for name, group in groups.items() if group
+        ]
+        if rows:
+            grids.append(Grid(head, tuple(rows), TITLES[model]))
+    return grids
+
+
+def _paper_row(name: str, group: Records, accuracy: float, ratio: float) -> tuple[str, ...]:
+    return (
+        f"`{name}`",
+        _seeds(group),
+        _percent(group, "accuracy"),
+        _step(group, "validation_accuracy_trained", "validation_accuracy_snapped"),
+        _step(group, "validation_accuracy_snapped", "validation_accuracy"),
+        with_interval([100 * record["nonzero"] / record["params"] for record in group], ".2f"),
+        "1" if name == "l2" else _ratio(group, "paper_bytes"),
+        _bytes(group),
+        _ratio(group),
+        f"{accuracy:.2f}",
+        f"{ratio:g}",
+        _signed(statistics.mean(100 * record["accuracy"] for record in group) - accuracy),
+    )
+
+
+def short_table(records: Records) -> Grid:
+    """Our recipes beside the paper's figures."""
+    head = ("network", "recipe", "test accuracy, %", "times smaller, paper's accounting", "whole file, bytes")
+    rows = []
+    for model, printed in PRINTED.items():
+        for name in ("sws", "vd", "vd+sws"):
+            group = [record for record in records if record["model"] == model and record["recipe"]["name"] == name]
+            if group:
+                figures = (_percent(group, "accuracy"), _ratio(group, "paper_bytes"), _bytes(group), _ratio(group))
+                quoted = f"{printed[name][0]:.2f} %, {printed[name][1]:g}×"
+                rows.append((TITLES[model], f"`{name}`", *figures, quoted))
+    return Grid((*head, "times smaller", "the paper"), tuple(rows))
+
+
+def figure_table(records: Records) -> list[Grid]:
+    """The runs on the fronts of the three methods."""
+    head = ("file", "test accuracy, %", "validation, %", "bytes", "times smaller")
+    methods = ("sws", "vd", "vd+sws")
+    fronts = [front([record for record in records if record["recipe"]["name"] == name]) for name in methods]
+    return [Grid(head, tuple(_file_row("figure", record) for group in fronts for record in group))]
+
+
+def ablation_table(records: Records) -> list[Grid]:
+    head = ("without", "seeds", "test accuracy, %", "validation, %", "the snap", "closing phase", "bytes")
+    rows = []
+    for variant in EXPERIMENTS["ablation"].variants:
+        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        if group:
+            steps = (
+                _step(group, "validation_accuracy_trained", "validation_accuracy_snapped"),
+                _step(group, "validation_accuracy_snapped", "validation_accuracy"),
+            )
+            accuracies = (_percent(group, "accuracy"), _percent(group, "validation_accuracy"))
+            rows.append((variant.meaning, _seeds(group), *accuracies, *steps, _bytes(group), _ratio(group)))
+    return [Grid((*head, "times smaller"), tuple(rows))]
+
+
+def choice_table(records: Records) -> list[Grid]:
+    rows = []
+    for variant in EXPERIMENTS["choice"].variants:
+        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        if group:
+            accuracy = f"{statistics.mean(100 * record['validation_accuracy'] for record in group):.2f}"
+            size = statistics.mean(record["bytes"] for record in group)
+            rows.append(
+                (variant.recipe, size, (f"`{variant.recipe}`", f"`{variant.meaning}`", accuracy, f"{size:,.0f}"))
+            )
+    head = ("recipe", "settings", "validation accuracy, %", "bytes")
+    return [Grid(head, tuple(row for *_, row in sorted(rows)))]
+
+
+def quick_table(records: Records) -> list[Grid]:
+    head = ("τ₁", "seeds", "test accuracy, %", "bytes", "times smaller", "weights not zero", "seconds, one thread")
+    strengths = sorted({recipe_of(record).phases[0].tau1 for record in records})
+    rows = []
+    for tau1 in strengths:
+        group = [record for record in records if recipe_of(record).phases[0].tau1 == tau1]
+        counts = (with_interval([record[name] for record in group], ",.0f") for name in ("nonzero", "seconds"))
+        rows.append((f"{tau1:g}", _seeds(group), _percent(group, "accuracy"), _bytes(group), _ratio(group), *counts))
+    return [Grid(head, tuple(rows))]
+
+
+def targets_table(records: Records) -> list[Grid]:
+    rows = [
+        (record["target"], *_file_row("targets", record), f"{record['strength']:.3g}")
+        for record in sorted(records, key=lambda record: record["bytes"])
+    ]
+    head = ("target", "file", "test accuracy, %", "validation, %", "bytes", "times smaller", "τ₁ ×")
+    return [Grid(head, tuple(rows))]
+
+
+#: For each experiment what its records come to.
+TABLES: dict[str, Callable[[Records], list[Grid]]] = {
+    "table": paper_table,
+    "figure": figure_table,
+    "ablation": ablation_table,
+    "choice": choice_table,
+    "quick": quick_table,
+    "targets": targets_table,
+}
+
+
+def front(records: Iterable[Record]) -> list[Record]:
+    """The runs that no other beats in both size and accuracy on validation images, smallest first."""
+    best: list[Record] = []
+    for record in sorted(records, key=lambda record: (record["bytes"], -record["validation_accuracy"])):
+        if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
+            best.append(record)
+    return best
+
+
+def _file_row(experiment: str, record: Record) -> tuple[str, ...]:
+    shares = (f"{100 * record[name]:.2f}" for name in ("accuracy", "validation_accuracy"))
+    size = record["bytes"]
+    return f"{experiment}/{record['name']}.bayz", *shares, f"{size:,}", f"{4 * record['params'] / size:.0f}"
+
+
+def _seeds(group: Records) -> str:
+    seeds = sorted(record["seed"] for record in group)
+    joined = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}–{seeds[-1]}" if joined else ", ".join(map(str, seeds))
+
+
+def _percent(group: Records, name: str) -> str:
+    return with_interval([100 * record[name] for record in group], ".2f")
+
+
+def _bytes(group: Records) -> str:
+    return with_interval([record["bytes"] for record in group], ",.0f")
+
+
+def _ratio(group: Records, name: str = "bytes") -> str:
+    return with_interval([4 * record["params"] / record[name] for record in group], ".0f")
+
+
+def _step(group: Records, before: str, after: str) -> str:
+    """What validation accuracy changes by from one moment to the next; a dash where it was not measured."""
+    if any(record[before] is None or record[after] is None for record in group):
+        return "–"
+    return _signed(statistics.mean(100 * (record[after] - record[before]) for record in group))
+
+
+def _signed(points: float) -> str:
+    # Without a sign for nothing.
+    return f"{round(points, 2) + 0.0:+.2f}"

@@ -1,0 +1,55 @@
+"""Running statistics of batch norms taken anew: those of a noisy training are not those of the network that is left."""
+
+import torch
+from torch import nn
+
+from bayeszip.fitting.batches import Loader, called_with, on_device, running
+from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.state import Passes, load_random_state, random_state
+
+__all__ = ["renew_statistics"]
+
+#: Examples are plenty for a mean and a variance.
+ENOUGH = 2**15
+
+
+@torch.no_grad()
+def renew_statistics(network: nn.Module, loader: Loader) -> None:
+    """Replace the statistics of all batch norms by those of the network as it is, over a part of the training data.
+
+    The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
+    it is asked.
+    """
+    norms = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    norms = [layer for layer in norms if layer.running_mean is not None]
+    if not norms:
+        return
+    momenta, training = [layer.momentum for layer in norms], network.training
+    for layer in norms:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain average
+    network.train()
+    device, seen = next(network.parameters()).device, 0
+    generators = [] if isinstance(loader, ResidentBatches) else Passes(loader).generators
+    before = random_state(*generators)
+    for generator in (torch.default_generator, *generators):
+        generator.manual_seed(0)
+    try:
+        for batch in on_device(_in_order(loader), device):
+            with running("statistics"):
+                called_with(network, batch.inputs)
+            seen += len(batch.targets if isinstance(batch.targets, torch.Tensor) else batch.targets[0])
+            if seen >= ENOUGH:
+                break
+    finally:
+        load_random_state(before, *generators)
+        for layer, momentum in zip(norms, momenta, strict=True):
+            layer.momentum = momentum
+        network.train(training)
+
+
+def _in_order(loader: Loader) -> Loader:
+    """Of batches that lie on a device, the rows as they lie: their order is not theirs to give away."""
+    if not isinstance(loader, ResidentBatches):
+        return loader
+    return ResidentBatches(loader.inputs, loader.targets, loader.batch_size, augment=loader.augment, drop_last=True)

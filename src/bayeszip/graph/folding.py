@@ -1,0 +1,185 @@
+"""Batch norms folded into what stands before them: `fold_norms`. Numpy only.
+
+A network that is done with training has no use for statistics. In `eval()` a batch norm is
+
+    y = s·x + t,   s = γ / √(v + ε),   t = β − s·m        channel by channel,
+
+so behind a convolution or linear layer that nobody else reads, s becomes a scale for each output channel of its weight,
+in which symbols and zeros stay what they are, and s·b + t its bias. That bias keeps the norm's name: who loads the file
+into a class with norms can tell which one it stands for.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+
+__all__ = ["fold_norms"]
+
+Tensors = dict[str, QuantizedTensor | RawTensor]
+
+#: Operators that a norm can be folded into → the axis of their weight that its channels are.
+_CHANNELS = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0}
+_CHANNELS |= {"conv_transpose1d": 1, "conv_transpose2d": 1, "conv_transpose3d": 1}
+
+
+def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[CompressedModel, dict[str, float]]:
+    """The same function without batch norms where they can be folded; where they can't, with two vectors, not four.
+
+    Only norms behind quantized weights are folded. A model without a graph comes back as it is.
+
+    Args:
+        frozen: names of tensors that stay as they are.
+
+    Returns:
+        The model, and for the bias of each norm (of any kind) the deviation of what it is added to.
+    """
+    if model.graph is None:
+        return model, {}
+    folding = _Folding(dict(model.tensors), model.graph)
+    for position, node in enumerate(model.graph.nodes):
+        if node.op.startswith("batch_norm") and not any(name in frozen for name in node.tensors):
+            folding.fold(position, node)
+    return folding.folded(model), _deviations(model, frozen)
+
+
+def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, float]:
+    """What comes out of a norm has the deviation that its weight says."""
+    found = {}
+    for node in model.graph.nodes if model.graph is not None else ():
+        if "_norm" not in node.op or None in node.tensors[:2] or any(name in frozen for name in node.tensors):
+            continue
+        weight = model.tensors[str(node.tensors[0])]
+        if isinstance(weight, RawTensor) and weight.dtype == "float32" and weight.size:
+            found[str(node.tensors[1])] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
+    return found
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """What a batch norm does to a channel."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+class _Folding:
+    """A model on its way to fewer norms.
+
+    Args:
+        tensors: changed in place.
+    """
+
+    def __init__(self, tensors: Tensors, graph: Graph) -> None:
+        self._tensors, self._graph = tensors, graph
+        self._nodes: list[Node | None] = list(graph.nodes)
+        #: What a folded norm gave → what gives it now.
+        self._stands_for: dict[int, int] = {}
+        reads = [value for node in graph.nodes for value in node.inputs]
+        self._readers = {value: reads.count(value) + graph.outputs.count(value) for value in set(reads)}
+        names = [name for node in graph.nodes for name in node.tensors if name is not None]
+        self._uses = {name: names.count(name) for name in names}
+
+    def fold(self, position: int, norm: Node) -> None:
+        """Fold a norm, or make it one of two vectors, if either can be done."""
+        affine = self._affine(norm)
+        if affine is None:
+            return
+        (source,) = norm.inputs
+        producer = source - self._graph.inputs
+        node = self._nodes[producer] if producer >= 0 else None
+        if node is None or self._readers[source] > 1 or not self._takes_scales(node):
+            self._reduce(norm, affine)
+            return
+        self._nodes[producer] = self._scaled(node, affine, str(norm.tensors[1]))
+        for name in (norm.tensors[0], *norm.tensors[2:]):
+            del self._tensors[str(name)]
+        self._nodes[position] = None
+        self._stands_for[self._graph.inputs + position] = source
+
+    def _affine(self, norm: Node) -> _Affine | None:
+        """None where a tensor is missing, not plain float32, or read by others too."""
+        found = []
+        for name in norm.tensors:
+            tensor = None if name is None else self._tensors[name]
+            if not isinstance(tensor, RawTensor) or tensor.dtype != "float32" or self._uses[str(name)] > 1:
+                return None
+            found.append(tensor.values.astype(np.float64))
+        weight, bias, mean, variance = found
+        with np.errstate(all="ignore"):
+            scale = weight / np.sqrt(variance + float(norm.attributes["eps"]))  # type: ignore[arg-type]
+            shift = bias - scale * mean
+        exact = np.isfinite(scale).all() and np.isfinite(shift).all()
+        return _Affine(scale, shift) if exact else None
+
+    def _takes_scales(self, node: Node) -> bool:
+        weight = None if not node.tensors or node.tensors[0] is None else self._tensors[node.tensors[0]]
+        if node.op not in _CHANNELS or not isinstance(weight, QuantizedTensor) or not weight.size:
+            return False
+        grouped = _CHANNELS[node.op] == 1 and node.attributes.get("groups", 1) != 1
+        return not grouped and all(name is None or self._uses[name] == 1 for name in node.tensors)
+
+    def _scaled(self, node: Node, affine: _Affine, bias_name: str) -> Node:
+        weight_name, old_bias = str(node.tensors[0]), node.tensors[1]
+        weight = self._tensors[weight_name]
+        if not isinstance(weight, QuantizedTensor):
+            raise TypeError(weight_name)  # never: `_takes_scales` asks for it
+        axis = _CHANNELS[node.op]
+        scale = affine.scale if weight.scale is None else affine.scale * _along(weight, axis)
+        self._tensors[weight_name] = replace(weight, scale=exactly(scale), axis=axis)
+        shift = affine.shift
+        if old_bias is not None:
+            bias = self._tensors.pop(old_bias)
+            values = bias.dequantize() if isinstance(bias, QuantizedTensor) else bias.values
+            shift = shift + affine.scale * values.astype(np.float64)
+        self._tensors[bias_name] = RawTensor(shift.astype(np.float32), "float32")
+        return replace(node, tensors=(weight_name, bias_name, *node.tensors[2:]))
+
+    def _reduce(self, norm: Node, affine: _Affine) -> None:
+        """y = s·x + t as a norm of mean 0 and variance 1 − ε, which take next to nothing."""
+        weight, bias, mean, variance = map(str, norm.tensors)
+        count, rest = len(affine.scale), np.float32(1 - float(norm.attributes["eps"]))  # type: ignore[arg-type]
+        self._tensors[weight] = RawTensor(affine.scale.astype(np.float32), "float32")
+        self._tensors[bias] = RawTensor(affine.shift.astype(np.float32), "float32")
+        self._tensors[mean] = QuantizedTensor(np.zeros(count, np.uint8), np.zeros(1))
+        self._tensors[variance] = QuantizedTensor(np.ones(count, np.uint8), np.array([0.0, rest]))
+
+    def folded(self, model: CompressedModel) -> CompressedModel:
+        """The model with what is left."""
+        graph, number = self._graph, dict(enumerate(range(self._graph.inputs)))
+        nodes: list[Node] = []
+        for position, node in enumerate(self._nodes):
+            value = graph.inputs + position
+            if node is None:
+                number[value] = number[self._stands_for[value]]
+                continue
+            number[value] = graph.inputs + len(nodes)
+            nodes.append(replace(node, inputs=tuple(number[each] for each in node.inputs)))
+        outputs = tuple(number[value] for value in graph.outputs)
+        order = dict.fromkeys((*_names(nodes), *self._tensors))
+        tensors: Mapping[str, QuantizedTensor | RawTensor] = {
+            name: self._tensors[name] for name in order if name in self._tensors
+        }
+        return replace(model, tensors=tensors, graph=replace(graph, nodes=tuple(nodes), outputs=outputs))
+
+
+def _names(nodes: list[Node]) -> list[str]:
+    return [name for node in nodes for name in node.tensors if name is not None]
+
+
+def _along(weight: QuantizedTensor, axis: int) -> np.ndarray:
+    """The scale that a weight has by now, which is one number for all channels where it lies along the other axis."""
+    if weight.scale is None:
+        raise TypeError("no scale")  # never: asked of weights that have one
+    values = weight.scale.dequantize().astype(np.float64)
+    return values if weight.axis == axis else np.full(weight.shape[axis], values[0])
+
+
+def exactly(values: np.ndarray) -> QuantizedTensor:
+    """A vector as it is, in float32: every value of it a shared one."""
+    single = values.astype(np.float32) + np.float32(0)
+    distinct = np.unique(single[single != 0])
+    symbols = np.where(single == 0, 0, np.searchsorted(distinct, single) + 1)
+    return QuantizedTensor(symbols, np.concatenate([[np.float32(0)], distinct]))

@@ -1,0 +1,340 @@
+"""Compression inside a loop of one's own: the same as `compress`, under every kind of loop, and misuse is named."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayeszip
+from bayeszip.compressor import Compressor
+from bayeszip.errors import CheckpointError, ModelError, RecipeError, TargetError, TrainingError
+from bayeszip.fitting import ResidentBatches, Watcher, evaluate
+from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.recipe import recipe
+from bayeszip.variational.layers import VariationalLinear
+
+RECIPE = recipe("quick").override(
+    "all.epochs=8", "all.compact_every=0", "vd.tau1=0.3", "vd+sws.tau1=0.3", "vd.rate_theta=0.01", "closing.epochs=2",
+    "all.rate_log_sigma2=0.02", "mixture.components=9", "all.distillation=0", "closing.distillation=0", "batch_size=64",
+)  # fmt: skip
+#: For networks whose training doesn't matter.
+SHORT = recipe("quick").override("all.epochs=1", "batch_size=64", "mixture.components=5")
+N = 512
+
+
+def blobs(n=N, features=12, classes=3, seed=0):
+    """Gaussian clouds; only the first four features tell the classes apart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    inputs = torch.randn(n, features, generator=generator)
+    inputs[:, :4] += 3 * F.one_hot(labels, 4).float()
+    return inputs, labels
+
+
+def batches(seed=0):
+    return ResidentBatches(*blobs(seed=seed), 64, shuffle=True, seed=seed)
+
+
+def in_order():
+    return list(zip(*(part.split(64) for part in blobs()), strict=True))
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    data = batches()
+    for _ in range(8):
+        for inputs, targets in data:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return model
+
+
+@pytest.fixture
+def model(pretrained):
+    return copy.deepcopy(pretrained)
+
+
+def train(compressor, network, *, steps=None, accumulate=1, autocast=False, clip=None, optimizer=None, data=None):
+    """A loop as users write it."""
+    optimizer = optimizer or torch.optim.Adam(compressor.parameter_groups(), fused=True)
+    compressor.set_rates_of(optimizer)
+    data, taken = data or batches(), 0
+    while True:
+        for inputs, targets in data:
+            if taken == (compressor.total_steps if steps is None else steps):
+                return optimizer
+            for x, y in zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True):
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = F.cross_entropy(network(x), y) + compressor.regularizer()
+                (loss / accumulate).backward()
+            if clip:
+                nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            compressor.step()
+            taken += 1
+
+
+def compressor_of(model, settings=RECIPE, **options):
+    return Compressor(model, settings, n_data=N, **options)
+
+
+def everything(compressor):
+    return [*compressor.model.named_parameters(), *compressor.terms[1].named_parameters()]
+
+
+def accuracy(network):
+    return evaluate(network, [blobs(seed=2)])
+
+
+def test_a_loop_of_ones_own_gives_the_very_file_that_compress_gives(model):
+    # One phase: `compress` gives every phase an Adam of its own.
+    settings = recipe("quick").override(
+        "vd.epochs=0", "vd+sws.epochs=6", "all.compact_every=0", "all.distillation=0", "closing.epochs=0",
+        "all.reseed=true", "batch_size=64", "all.rate_log_sigma2=0.02", "mixture.components=9",
+    )  # fmt: skip
+    data = in_order()
+    expected = bayeszip.compress(model, data, recipe=settings, device="cpu", seed=3, watcher=Watcher())
+    compressor = compressor_of(model, settings)
+    torch.manual_seed(3)
+    train(compressor, model, data=data)
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],))
+    assert result.blob == expected.blob
+
+
+def test_the_whole_way(model, tmp_path):
+    before, outputs = accuracy(model), copy.deepcopy(model)(blobs(seed=2)[0])
+    compressor = compressor_of(model)
+    assert isinstance(model[0], VariationalLinear)
+    assert compressor.total_steps == 16 * 8
+    # The network still computes what it did, and says so in eval mode.
+    assert torch.equal(model.eval()(blobs(seed=2)[0]), outputs)
+    model.train()
+    torch.manual_seed(1)
+    train(compressor, model)
+    last = compressor.stats()
+    assert last.progress == 1
+    assert last.phase == "vd+sws"
+    assert last.zeros > 0.5
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],), train_loader=batches(), val_loader=batches(1))
+    assert type(model[0]) is nn.Linear
+    assert torch.allclose(model(blobs(seed=2)[0]), result.model(blobs(seed=2)[0]), atol=1e-5)
+    result.save(tmp_path / "net.bayz")
+    assert accuracy(bayeszip.load(tmp_path / "net.bayz")) > before - 0.03
+    assert result.bytes < 0.2 * 4 * sum(p.numel() for p in model.parameters())
+    assert abs(result.bytes - last.bytes) < 60
+    assert "quick" in result.report()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [{"accumulate": 4}, {"autocast": True}, {"clip": 1.0}, {"accumulate": 2, "autocast": True, "clip": 1.0}],
+    ids=lambda loop: "+".join(loop),
+)
+def test_loops_of_all_kinds_compress(model, loop):
+    compressor = compressor_of(model)
+    torch.manual_seed(1)
+    train(compressor, model, **loop)
+    stats = compressor.stats()
+    assert (stats.step, stats.progress) == (compressor.total_steps, 1)
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],))
+    assert accuracy(result.model) > 0.9
+    assert result.compressed.nonzero < 0.5 * result.compressed.original_parameters
+
+
+def test_accumulated_batches_move_the_weights_as_one_batch_does(model):
+    whole, parts = copy.deepcopy(model), copy.deepcopy(model)
+    settings = recipe("paper-sws").override("batch_size=64", "all.tau2=1", "all.epochs=1")  # no noise
+    for network, accumulate in ((whole, 1), (parts, 4)):
+        train(compressor_of(network, settings), network, steps=3, accumulate=accumulate)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_networks_train_alike(model, backend):
+    compressor = compressor_of(model)
+    torch.manual_seed(1)
+    train(compressor, torch.compile(model, backend=backend))
+    assert compressor.stats().zeros > 0.5
+    assert accuracy(compressor.finalize(example_inputs=(blobs()[0][:2],)).model) > 0.9
+
+
+def test_a_network_that_was_compiled_before(model):
+    compiled = torch.compile(model, backend="eager")
+    compiled(blobs()[0])
+    compressor = compressor_of(compiled, SHORT)
+    train(compressor, compiled)
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],))
+    assert set(result.compressed.tensors) <= {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_the_regularizer_is_a_float32_scalar_divided_by_n(model):
+    double = copy.deepcopy(model)
+    one, two = compressor_of(model, SHORT), Compressor(double, SHORT, n_data=2 * N, steps_per_epoch=8)
+    for compressor in (one, two):
+        for _ in range(5):
+            compressor.step()
+    with torch.autocast("cpu", torch.bfloat16):
+        value = one.regularizer()
+    assert value.dtype == torch.float32
+    assert value.shape == ()
+    assert value.item() == pytest.approx(2 * two.regularizer().item(), rel=1e-5)
+    one.strength = 2.0
+    assert one.regularizer().item() == pytest.approx(2 * value.item(), rel=1e-5)
+
+
+def test_phases_follow_each_other_with_their_rates_and_widths(model):
+    compressor = compressor_of(model, RECIPE.override("vd+sws.epochs=4"), steps_per_epoch=5)
+    optimizer = torch.optim.SGD(compressor.parameter_groups())
+    compressor.set_rates_of(optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.02, 1e-4, 1e-4, 3e-3]
+    seen = []
+    while compressor.stats().progress < 1:
+        seen.append(compressor.phase.name)
+        compressor.step()
+    assert seen == ["vd"] * 40 + ["vd+sws"] * 20
+    assert compressor.terms[1].log_precisions.exp().rsqrt().max().item() == pytest.approx(0.003, rel=1e-3)
+    assert optimizer.param_groups[0]["lr"] == 0
+
+
+def test_total_steps_are_shared_out_by_epochs(model):
+    compressor = compressor_of(model, RECIPE.override("vd.epochs=30", "vd+sws.epochs=10"), total_steps=100)
+    assert compressor.total_steps == 100
+    for _ in range(75):
+        assert compressor.phase.name == "vd"
+        compressor.step()
+    assert compressor.phase.name == "vd+sws"
+
+
+def test_gradients_can_be_added_where_the_loss_is_out_of_reach(model):
+    other = copy.deepcopy(model)
+    one, two = compressor_of(model, SHORT), compressor_of(other, SHORT)
+    inputs, targets = blobs(64)
+    for compressor, network in ((one, model.eval()), (two, other.eval())):
+        for _ in range(9):
+            compressor.step()
+        loss = F.cross_entropy(network(inputs), targets)
+        if compressor is one:
+            (loss + compressor.regularizer()).backward()
+        else:
+            loss.backward()
+            compressor.add_gradients()
+    assert one.terms[1].means.grad.abs().sum() > 0
+    for (name, a), (_, b) in zip(everything(one), everything(two), strict=True):
+        # The components are held at their width, which is therefore not trained.
+        assert (a.grad is None) == (b.grad is None) == (name == "log_precisions"), name
+        assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-7), name
+
+
+def test_distillation_mixes_in_the_network_as_it_was(model):
+    compressor = compressor_of(model, SHORT)
+    inputs, targets = blobs(64)
+    outputs = model.eval()(inputs)
+    loss = F.cross_entropy(outputs, targets)
+    mixed = compressor.distill(loss, outputs, inputs)
+    soft = F.softmax(outputs.detach() / 2, dim=-1)
+    assert mixed.item() == pytest.approx(0.5 * loss.item() + 0.5 * 4 * F.cross_entropy(outputs / 2, soft).item())
+    assert compressor_of(copy.deepcopy(mlp()), RECIPE).distill(loss, outputs, inputs) is loss
+
+
+@pytest.mark.parametrize("units", ["network", "layer"])
+def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path, units):
+    interrupted = copy.deepcopy(model)
+    data = in_order()
+    settings = RECIPE.override("all.epochs=2", f"mixture.units={units}")
+    whole = compressor_of(model, settings)
+    torch.manual_seed(1)
+    train(whole, model, data=data)
+
+    first = compressor_of(interrupted, settings)
+    torch.manual_seed(1)
+    optimizer = train(first, interrupted, data=data, steps=16)
+    write_checkpoint(tmp_path / "c.safetensors", {**first.state_dict(), "adam": optimizer.state_dict()}, {})
+    noise = torch.get_rng_state()
+
+    fresh = mlp()
+    second = compressor_of(fresh, settings)
+    state = read_checkpoint(tmp_path / "c.safetensors").state
+    adam = torch.optim.Adam(second.parameter_groups(), fused=True)
+    adam.load_state_dict(state["adam"])
+    second.load_state_dict(state)
+    torch.set_rng_state(noise)
+    train(second, fresh, data=data, steps=16, optimizer=adam)
+    for (name, one), (_, other) in zip(everything(whole), everything(second), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_states_of_others_are_refused(model):
+    state = compressor_of(copy.deepcopy(model)).state_dict()
+    with pytest.raises(CheckpointError, match=r"recipe\.mixture\.components: 9 then, 5 now"):
+        compressor_of(copy.deepcopy(model), RECIPE.override("mixture.components=5")).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"model\.0\.weight"):
+        compressor_of(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="lacks"):
+        compressor_of(model).load_state_dict({"step": 3})
+
+
+def test_a_file_can_be_held_to_a_number_of_bytes(model):
+    compressor = compressor_of(model)
+    train(compressor, model, steps=32, data=batches())
+    with pytest.warns(UserWarning, match="32 of 128 steps"):
+        result = compressor.finalize(example_inputs=(blobs()[0][:2],), max_bytes=300)
+    assert 285 <= result.bytes <= 300
+
+
+def test_a_budget_out_of_reach_is_named(model):
+    compressor = compressor_of(model, SHORT)
+    train(compressor, model)
+    with pytest.raises(TargetError, match="out of reach"):
+        compressor.finalize(max_bytes=10)
+
+
+def test_misuse_is_named(model):
+    for options, message in [
+        ({"n_data": 0}, "n_data"),
+        ({"n_data": 8, "batch_size": 0}, "batch_size"),
+        ({"n_data": 8, "steps_per_epoch": 2, "total_steps": 3}, "one of"),
+    ]:
+        with pytest.raises(RecipeError, match=message):
+            Compressor(copy.deepcopy(model), SHORT, **options)
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        compressor_of(copy.deepcopy(model), "nope")
+    with pytest.raises(RecipeError, match="no phase"):
+        compressor_of(copy.deepcopy(model), "l2")
+    compressor = compressor_of(model, SHORT)
+    with pytest.raises(RecipeError, match=r"the optimizer lacks 0\.weight_log_sigma2"):
+        compressor.set_rates_of(torch.optim.SGD([model[0].weight], 0.1))
+    with pytest.raises(TrainingError, match="never called"):
+        compressor.finalize()
+    train(compressor, model)
+    compressor.finalize()
+    for call in (compressor.regularizer, compressor.step, compressor.stats, compressor.state_dict, compressor.finalize):
+        with pytest.raises(TrainingError, match="after finalize"):
+            call()
+
+
+def test_what_is_not_finite_is_named(model):
+    compressor = compressor_of(model, SHORT)
+    compressor.step()
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    with pytest.raises(TrainingError, match=r"phase vd, step 2: 2\.weight is no longer finite"):
+        compressor.step()
+    with pytest.warns(UserWarning, match="not over"), pytest.raises(TrainingError, match=r"2\.weight"):
+        compressor.finalize()
+
+
+def test_wrapped_networks_are_refused():
+    with pytest.raises(ModelError, match="wrapped in DataParallel"):
+        compressor_of(nn.DataParallel(mlp()))

@@ -1,0 +1,232 @@
+"""The runner: what a run is trained on, what it leaves, what is taken up, and what stays sealed."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from bayeszip import codec
+from bayeszip.cli import main
+from bayeszip.errors import DataError, OutputError, RecipeError, TrainingError
+from bayeszip.experiments import runner
+from bayeszip.experiments.plan import Experiment, Variant
+from bayeszip.experiments.records import file_of, history_of, read, recipe_of
+from bayeszip.experiments.runner import Task, carry_out, do
+from bayeszip.processes import Outcome
+
+MODEL = "nets_of_experiments:Recorder"
+SETTINGS = "batch_size=64 l2.epochs=3 vd.epochs=4 vd+sws.epochs=3 closing.epochs=2 mixture.components=5"
+BOTH = Variant("both", MODEL, "vd+sws", SETTINGS)
+SMALL = Experiment("small", "how it is done", (BOTH, dataclasses.replace(BOTH, name="other")), (0, 1))
+
+
+def marks(split):
+    return set(map(tuple, split.images.flatten(1)[:, :2].mul(255).round().int().tolist()))
+
+
+class InThisProcess:
+    """Does what workers do, and notes it."""
+
+    def __init__(self, function):
+        self.function, self.done = function, []
+
+    def outcomes(self, tasks):
+        for task in tasks:
+            self.done.append((task.run.name, task.pretraining))
+            try:
+                yield Outcome(task, self.function(task))
+            except TrainingError as error:
+                yield Outcome(task, error=str(error))
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """What was done, when nothing is spawned; `function` may be set to something else."""
+    held = InThisProcess(do)
+    monkeypatch.setattr(runner, "side_by_side", lambda *arguments: contextlib.nullcontext(held))
+    return held
+
+
+def small_runs(**options):
+    return SMALL.runs(**options)
+
+
+def test_a_run_is_trained_on_the_training_split_and_nothing_else(nets, splits, tmp_path):
+    run = small_runs(seeds=(0,), only="both")[0]
+    (tmp_path / "out" / "small").mkdir(parents=True)
+    (tmp_path / "out" / "pretrained").mkdir()
+    task = Task(run, tmp_path / "out" / "small", "cpu", pretraining=True)
+    published = marks(splits.train)
+    assert not published & (marks(splits.validation) | marks(splits.test))
+    assert do(task) is None
+    assert published == nets.SEEN
+    nets.SEEN.clear()
+    record = do(dataclasses.replace(task, pretraining=False))
+    assert published == nets.SEEN
+    assert record["accuracy"] is not None
+
+
+def test_the_command_trains_on_the_training_split_and_nothing_else(nets, images, splits, tmp_path, monkeypatch, capsys):
+    words = ["compress", MODEL, "--data", f"idx:{images}", "--pretrain", "--device", "cpu", "-o", "net.bayz"]
+    settings = [word for setting in SETTINGS.split() for word in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", ["bayeszip", *words, *settings])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code, capsys.readouterr().err
+    assert marks(splits.train) == nets.SEEN
+
+
+def test_runs_leave_records_and_files_and_what_begins_alike_is_pretrained_once(nets, images, tmp_path, workers):
+    runs = small_runs()
+    carry_out(SMALL, runs, tmp_path / "out", device="cpu")
+    assert workers.done == [("both-0", True), ("both-1", True), *((run.name, False) for run in runs)]
+    folder = tmp_path / "out" / "small"
+    records = read(folder)
+    assert set(records) == {run.name for run in runs}
+    for run in runs:
+        record, blob = records[run.name], file_of(folder, run.name).read_bytes()
+        assert recipe_of(record) == run.recipe.scaled()
+        assert record["bytes"] == len(blob)
+        assert codec.describe(blob).original_parameters == record["params"]
+        assert [epoch["phase"] for epoch in history_of(record)] == ["vd"] * 4 + ["vd+sws"] * 3 + ["values"] * 2
+        assert {"validation_accuracy_trained", "validation_accuracy_snapped", "validation_accuracy"} <= set(record)
+    (first, second) = sorted((tmp_path / "out" / "pretrained").iterdir())
+    assert not load_file(first)["body.1.weight"].equal(load_file(second)["body.1.weight"])
+
+
+def test_what_is_recorded_is_not_repeated_and_what_lost_its_file_is(nets, images, tmp_path, workers):
+    runs = small_runs(seeds=(0,))
+    carry_out(SMALL, runs[:1], tmp_path, device="cpu")
+    workers.done.clear()
+    carry_out(SMALL, runs, tmp_path, device="cpu")
+    assert workers.done == [("other-0", False)]
+    file_of(tmp_path / "small", "both-0").unlink()
+    workers.done.clear()
+    carry_out(SMALL, runs, tmp_path, device="cpu")
+    assert workers.done == [("both-0", False)]
+
+
+def test_other_settings_are_refused(nets, images, tmp_path, workers):
+    carry_out(SMALL, small_runs(seeds=(0,), only="both"), tmp_path, device="cpu")
+    with pytest.raises(RecipeError, match="holds both-0 with other settings"):
+        carry_out(SMALL, small_runs(seeds=(0,), epochs_scale=2), tmp_path, device="cpu")
+
+
+def test_what_failed_is_named_and_the_others_are_kept(nets, images, tmp_path, workers):
+    def fails(task):
+        if task.run.name == "other-0" or (task.pretraining and task.run.name == "both-1"):
+            raise TrainingError("the loss is not finite")
+        return do(task)
+
+    workers.function = fails
+    with pytest.raises(TrainingError) as caught:
+        carry_out(SMALL, small_runs(), tmp_path, device="cpu")
+    assert str(caught.value).splitlines() == [
+        "3 of 4 runs failed, the others are recorded:",
+        "  other-0: the loss is not finite",
+        "  both-1: pretraining: the loss is not finite",
+        "  other-1: pretraining: the loss is not finite",
+    ]
+    assert set(read(tmp_path / "small")) == {"both-0"}
+
+
+def test_two_in_one_folder_are_refused(tmp_path, workers, monkeypatch):
+    def taken(path):
+        raise OutputError("another process works here")
+
+    monkeypatch.setattr(runner, "Lock", taken)
+    with pytest.raises(OutputError, match="another process"):
+        carry_out(SMALL, small_runs(), tmp_path, device="cpu")
+    assert workers.done == []
+
+
+def test_choosing_does_not_need_test_files_and_reporting_does(nets, images, tmp_path, workers):
+    for path in images.glob("t10k-*"):
+        path.unlink()
+    choosing = dataclasses.replace(SMALL, name="choosing", sealed=True)
+    carry_out(choosing, choosing.runs((0,), "both"), tmp_path / "out", device="cpu")
+    (record,) = read(tmp_path / "out" / "choosing").values()
+    assert "accuracy" not in record
+    assert 0 < record["validation_accuracy"] <= 1
+    assert [path.name for path in (tmp_path / "out" / "choosing").iterdir()] == ["runs.jsonl"]
+    workers.function = lambda task: do(task) if task.pretraining else _refused(task)
+    with pytest.raises(TrainingError, match="lacks t10k-images-idx3-ubyte"):
+        carry_out(SMALL, small_runs(seeds=(0,), only="both"), tmp_path / "out", device="cpu")
+
+
+def _refused(task):
+    try:
+        return do(task)
+    except DataError as error:
+        raise TrainingError(str(error)) from error
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setenv("COLUMNS", "300")
+        monkeypatch.setattr(sys, "argv", ["bayeszip", "reproduce", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        captured = capsys.readouterr()
+        return left.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_the_command_shows_the_committed_records(command):
+    status, output, _ = command("table")
+    assert status == 0
+    assert "vd+sws" in output
+    assert "70 runs, from their records in" in output
+    assert "add --again DIR" in output
+    status, output, _ = command("table", "--only", "lenet-5-vd+sws")
+    assert "5 runs, from their records" in output
+    assert "LeNet-300-100" not in output
+    assert [line.split()[2] for line in command()[1].splitlines()][:3] == ["table", "figure", "ablation"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["table", "--seeds", "10:15"], 2, "add --again DIR"),
+        (["table", "--again", "out", "--seeds", "15:10"], 2, "write seeds as FIRST:END"),
+        (["table", "--again", "out", "--only", "lenet-7"], 2, "no run of table has 'lenet-7' in its name"),
+        (["table", "--only", "lenet-7"], 1, "has no record with 'lenet-7'"),
+        (["table", "--again", "out", "--device", "gpu"], 1, "there is no device 'gpu'"),
+        (["table", "--again", "out", "--epochs-scale", "0"], 2, "must be greater than 0"),
+        (["table", "--jobs", "0"], 2, "--jobs"),
+        (["frieze"], 2, "frieze"),
+        (["table", "--render"], 2, "give nothing else with it"),
+    ],
+)
+def test_a_mistake_gets_a_line_and_no_traceback(command, tmp_path, monkeypatch, words, status, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = command(*words)
+    assert code == status
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_outside_a_checkout_it_trains_only(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("bayeszip.experiments.pages.__file__", str(tmp_path / "a" / "b" / "c" / "pages.py"))
+    status, _, errors = command("table")
+    assert status == 1
+    assert "give --again DIR" in errors
+
+
+def test_the_command_trains_in_processes_and_prints_the_table(command, tmp_path):
+    words = ["quick", "--again", str(tmp_path), "--only", "tau1=1", "--seeds", "10:12", "--jobs", "2"]
+    status, output, errors = command(*words, "--epochs-scale", "0.001", "--device", "cpu")
+    assert status == 0, errors
+    assert "10–11" in output
+    lines = [json.loads(line) for line in (tmp_path / "quick" / "runs.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["tau1=1-10", "tau1=1-11"]
+    assert all((tmp_path / "quick" / f"{line['name']}.bayz").stat().st_size == line["bytes"] for line in lines)
+
+
+def test_help_has_examples(command):
+    assert "bayeszip reproduce table --again again --seeds 10:15 --jobs 12 --device cuda" in command("--help")[1]

@@ -1,0 +1,62 @@
+"""Statistics of batch norms taken anew: a plain average without noise, and nothing else changed by it."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayeszip.fitting import ResidentBatches
+from bayeszip.fitting.statistics import renew_statistics
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).eval()
+
+
+def tensors():
+    torch.manual_seed(1)
+    return torch.randn(64, 4) * 3 + 1, torch.arange(64) % 2
+
+
+def test_they_are_those_of_the_network_as_it_is():
+    net, (inputs, targets) = network(), tensors()
+    renew_statistics(net, [(inputs, targets)])
+    hidden = net[0](inputs)
+    torch.testing.assert_close(net[1].running_mean, hidden.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(net[1].running_var, hidden.var(0), rtol=1e-5, atol=1e-5)
+    assert not net.training
+    assert net[1].momentum == 0.1
+
+
+def test_neither_the_loader_nor_random_numbers_notice():
+    inputs, targets = tensors()
+    shuffled = DataLoader(TensorDataset(inputs, targets), 16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    for loader in (ResidentBatches(inputs, targets, 16, shuffle=True, seed=3), shuffled):
+        first, again = network(), network()
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        orders = []
+        renew_statistics(first, loader)
+        orders.append([y.tolist() for _, y in loader])
+        renew_statistics(again, loader)
+        # Whenever it is asked, it looks at the same batches.
+        assert torch.equal(first[1].running_var, again[1].running_var)
+        assert sorted(label for batch in orders[0] for label in batch) == sorted(targets.tolist())
+        torch.manual_seed(5)
+        renew_statistics(first, loader)
+        assert torch.equal(torch.rand(3), expected)
+
+
+def test_networks_without_norms_are_not_looked_at():
+    plain = nn.Linear(4, 2)
+    before = copy.deepcopy(plain.state_dict())
+
+    def refuse():
+        raise AssertionError("asked for batches")
+        yield
+
+    renew_statistics(plain, refuse())
+    assert all(torch.equal(before[name], value) for name, value in plain.state_dict().items())

@@ -1,0 +1,43 @@
+"""Constants through a batch norm: a dead channel becomes exactly what the norm makes of it, and moves on."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayeszip import graph
+from bayeszip.quantize import cluster
+from bayeszip.tensors import CompressedModel, RawTensor
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_dead_channel_leaves_what_its_norm_makes_of_its_bias(affine):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5, affine=affine), nn.ReLU(), nn.Conv2d(5, 3, 1)
+    ).double().eval()  # fmt: skip
+    first, norm, _, last = network
+    with torch.no_grad():
+        first.weight[1:3] = 0
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.1, 4)
+        if affine:
+            # Far from 1, and one that turns the sign.
+            norm.weight.copy_(torch.tensor([0.3, 2.5, -1.7, 4.0, 0.6]))
+            norm.bias.copy_(torch.tensor([0.1, 0.4, 0.9, -0.2, 0.3]))
+    network.float()
+    x = torch.randn(2, 2, 6, 6)
+    traced = graph.trace(network, (x,))
+    quantized = {"0.weight": cluster(first.weight.detach().numpy(), 256)}
+    model = CompressedModel(graph.from_state(network, quantized, traced), traced)
+    small = graph.drop_dead_units(model, fold="always")
+    assert small.tensors["0.weight"].shape == (3, 2, 3, 3)
+    assert graph.prove_same(model, small, (x,)) < 1e-6
+    # By hand: the channels are constant behind the norm, and the last bias takes what they add to it.
+    gamma, beta = (norm.weight, norm.bias) if affine else (torch.ones(5), torch.zeros(5))
+    constant = gamma * (first.bias - norm.running_mean) / (norm.running_var + norm.eps).sqrt() + beta
+    kept = torch.relu(constant)[1:3].double()
+    gained = (last.weight[:, 1:3, 0, 0].double() @ kept + last.bias.double()).detach().numpy()
+    bias = small.tensors["3.bias"]
+    assert isinstance(bias, RawTensor)
+    np.testing.assert_allclose(bias.values, gained, rtol=1e-6, atol=1e-7)

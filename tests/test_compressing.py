@@ -1,0 +1,398 @@
+"""The whole path on small problems: what comes back is what was promised, and what can't work says why."""
+
+import copy
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip import codec, ending
+from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
+from bayeszip.fitting import ResidentBatches, Watcher, evaluate
+from bayeszip.quantize import quantize
+from bayeszip.recipe import recipe
+
+QUICK = recipe("quick").override("epochs_scale=0.05", "all.compact_every=2", "mixture.components=9")
+
+
+class Silent(Watcher):
+    """No display in tests."""
+
+
+def blobs(n=512, features=12, classes=3, seed=0):
+    """Gaussian clouds; only the first four features tell the classes apart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    inputs = torch.randn(n, features, generator=generator)
+    inputs[:, :4] += 3 * nn.functional.one_hot(labels, 4).float()
+    return inputs, labels
+
+
+def batches(n=512, seed=0, **options):
+    return ResidentBatches(*blobs(n, seed=seed, **options), 64, shuffle=True, seed=seed)
+
+
+def test_the_mixture_starts_from_the_pretrained_weights():
+    class Start(Watcher):
+        def on_phase(self, course):
+            if course.phase.name == "vd":
+                self.mixture = copy.deepcopy(next(t for t in course.problem.terms if t.name == "mixture"))
+
+    start, network = Start(), mlp()
+    settings = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
+    bayeszip.compress(network, batches(), recipe=settings, device="cpu", watcher=start)
+    pretrained = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    # Δμ = 2 std(w) / K, and log λ = −2 log(0.9 Δμ) (table 3).
+    spacing = 2 * pretrained.std(correction=0).item() / 9
+    expected = [k * spacing for k in (-4, -3, -2, -1, 1, 2, 3, 4)]
+    assert start.mixture.means.tolist() == pytest.approx(expected, rel=1e-5)
+    assert start.mixture.log_precisions.tolist() == pytest.approx([-2 * math.log(0.9 * spacing)] * 9, rel=1e-5)
+
+
+def mlp(features=12, hidden=16, classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def compress(model, *, settings=QUICK, pretrain=True, data=None, **options):
+    return bayeszip.compress(
+        model,
+        data or batches(),
+        val_loader=None if data else batches(seed=1),
+        recipe=settings,
+        pretrain=pretrain,
+        device="cpu",
+        watcher=Silent(),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compress(mlp(), settings=recipe("quick").override("epochs_scale=0.3", "all.tau1=0.2", "all.compact_every=5"))
+
+
+def test_the_file_holds_the_network_and_gives_it_back(result, tmp_path):
+    path = tmp_path / "net.bayz"
+    result.save(path)
+    assert path.read_bytes() == result.blob
+    assert result.bytes == path.stat().st_size
+    net = bayeszip.load(path)
+    x, y = blobs(seed=2)
+    assert torch.equal(net(x), result.model(x))
+    assert not net.training
+    assert all(type(layer).__module__.startswith(("torch.nn", "bayeszip.graph")) for layer in net.modules())
+    assert evaluate(net, [(x, y)]) > 0.9
+
+
+def test_the_ratio_counts_the_whole_file_against_the_original(result):
+    parameters = sum(p.numel() for p in mlp().parameters())
+    assert result.compressed.original_parameters == parameters
+    assert result.ratio == pytest.approx(4 * parameters / len(result.blob))
+
+
+def test_features_that_say_nothing_are_pruned(result):
+    kept = result.compressed.tensors["0.weight"].symbols != 0
+    assert kept[:, :4].sum() > 0
+    assert kept[:, 4:].mean() < 0.5 * kept[:, :4].mean()
+
+
+def test_all_weights_take_the_shared_values_and_zero(result):
+    for tensor in result.compressed.tensors.values():
+        assert isinstance(tensor, bayeszip.QuantizedTensor)
+        assert len(tensor.codebook) <= QUICK.mixture.components + 8
+        assert np.array_equal(tensor.codebook, tensor.codebook.astype(np.float16).astype(np.float32))
+
+
+def test_the_report_says_what_went_in_and_out(result):
+    report = result.report()
+    assert f"{result.bytes:,} B" in report
+    assert "0.weight" in report
+    assert "validation accuracy" in report
+    assert f"{100 * result.accuracy:.2f} % as decoded" in report
+
+
+def test_history_has_every_epoch_with_bytes_at_the_end_of_phases(result):
+    phases = [*result.fit.recipe.pretraining, *result.fit.recipe.phases, result.fit.recipe.closing]
+    assert len(result.fit.history) == sum(phase.epochs for phase in phases)
+    assert result.fit.history[-1].phase == "values"
+    last_vd = [stats for stats in result.fit.history if stats.phase == "vd"][-1]
+    assert last_vd.bytes is not None
+    assert 0 < last_vd.zeros <= 1
+
+
+def test_the_users_model_and_random_numbers_are_left_alone():
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    compress(model)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
+def test_same_seed_same_bytes_other_seed_others():
+    first, second, other = (compress(mlp(), seed=seed).blob for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("name", ["paper-vd+sws", "paper-vd", "paper-sws", "vd+sws", "l2"])
+def test_every_recipe_runs(name):
+    settings = recipe(name).override("epochs_scale=0.01", "l2.rate_theta=0.01")
+    result = compress(mlp(), settings=settings)
+    assert codec.decode(result.blob) == result.compressed
+    assert result.accuracy > 0.5
+
+
+def test_a_network_that_can_not_be_traced_is_stored_without_graph(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.fc(x) * (1.0 if x.sum().item() > -1e9 else 2.0)
+
+    result = compress(Odd())
+    assert result.without_graph
+    assert "no graph in the file" in result.report()
+    path = tmp_path / "odd.bayz"
+    result.save(path)
+    with pytest.raises(ModelError, match="into="):
+        bayeszip.load(path)
+    x, _ = blobs(seed=2)
+    assert torch.equal(bayeszip.load(path, into=Odd())(x), result.model(x))
+
+
+def test_layers_it_does_not_know_stay_and_are_named():
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.PReLU(), nn.Linear(8, 3))
+    result = compress(model)
+    assert result.fit.conversion.converted == ("0", "3")
+    assert result.fit.conversion.kept == (("1", "BatchNorm1d"), ("2", "PReLU"))
+    assert re.search(r"left as it was +1 \(BatchNorm1d\): \d+ B; 2 \(PReLU\): \d+ B", result.report())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda net: nn.init.zeros_(net[0].weight), id="all-zero layer"),
+        pytest.param(lambda net: [nn.init.constant_(p, 0.1) for p in net.parameters()], id="constant weights"),
+        pytest.param(lambda net: [nn.init.zeros_(p) for p in net.parameters()], id="all zero"),
+    ],
+)
+@pytest.mark.parametrize("name", ["quick", "paper-vd+sws", "paper-vd", "paper-sws"])
+def test_degenerate_weights_are_compressed(spoil, name):
+    model = mlp()
+    spoil(model)
+    result = compress(model, settings=recipe(name).override("epochs_scale=0.01"), pretrain=False)
+    assert codec.decode(result.blob) == result.compressed
+    assert all(torch.isfinite(p).all() for p in result.model.parameters())
+
+
+def test_layers_of_one_weight_are_compressed():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 2))
+    data = ResidentBatches(torch.randn(64, 1), torch.arange(64) % 2, 16)
+    result = bayeszip.compress(model, data, recipe=QUICK, device="cpu", watcher=Silent())
+    assert result.accuracy is None
+    assert result.model(torch.zeros(3, 1)).shape == (3, 2)
+
+
+def test_a_model_without_a_layer_to_compress_is_refused():
+    with pytest.raises(ModelError, match="no layer that can be compressed; these can: Linear"):
+        compress(nn.Sequential(nn.PReLU(), nn.Flatten()), pretrain=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value):
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[1, 3] = value
+    with pytest.raises(ModelError, match=r"2\.weight holds 1 values that are NaN or infinite"):
+        compress(model, pretrain=False)
+
+
+def test_nan_in_the_data_stops_with_phase_and_epoch():
+    inputs, labels = blobs()
+    inputs[100] = math.nan
+    message = r"phase l2, epoch 1 of 1, step 2: the data \(inputs of 1 of 64 examples of the batch\) is not finite"
+    with pytest.warns(RuntimeWarning, match=f"{message}; going back"), pytest.raises(TrainingError, match=message):
+        compress(mlp(), data=ResidentBatches(inputs, labels, 64))
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(DataError, match="gave no batch"):
+        bayeszip.compress(mlp(), [], recipe=QUICK, device="cpu", watcher=Silent())
+
+
+def test_an_unwritable_path_says_so(result, tmp_path):
+    with pytest.raises(OutputError, match="nowhere"):
+        result.save(tmp_path / "nowhere" / "net.bayz")
+
+
+def test_ctrl_c_while_saving_leaves_the_old_file(result, tmp_path, monkeypatch):
+    path = tmp_path / "net.bayz"
+    path.write_bytes(b"old")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        result.save(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ModelError, match="device warp can't be used"):
+        bayeszip.compress(mlp(), batches(), recipe=QUICK, device="warp")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"can't read .*gone\.bayz"):
+        bayeszip.load(tmp_path / "gone.bayz")
+
+
+def test_a_convolutional_network_with_dead_channels_comes_back_smaller():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6 * 9, 10), nn.ReLU(), nn.Linear(10, 2)
+    )
+    images = torch.randn(256, 1, 8, 8)
+    labels = (images.mean(dim=(1, 2, 3)) > 0).long()
+    settings = recipe("quick").override("epochs_scale=0.2", "all.tau1=0.3", "all.compact_every=2")
+    result = bayeszip.compress(
+        model,
+        ResidentBatches(images, labels, 64, shuffle=True),
+        recipe=settings,
+        pretrain=True,
+        device="cpu",
+        watcher=Silent(),
+    )
+    assert result.compressed.parameters < result.compressed.original_parameters
+    assert result.model(images[:2]).shape == (2, 2)
+
+
+def test_the_default_recipe_is_ours():
+    import inspect
+
+    assert inspect.signature(bayeszip.compress).parameters["recipe"].default == "vd+sws"
+    ours, papers = recipe("vd+sws"), recipe("paper-vd+sws")
+    assert [phase.name for phase in ours.phases] == [phase.name for phase in papers.phases] == ["vd", "vd+sws"]
+    assert (ours.quantization.codebook_bits, papers.quantization.codebook_bits) == (16, 32)
+    assert ours.closing.epochs > papers.closing.epochs == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_other_types_are_compressed_and_evaluated(dtype):
+    inputs, targets = blobs()
+    data = ResidentBatches(inputs.to(dtype), targets, 64)
+    result = bayeszip.compress(
+        mlp().to(dtype), data, val_loader=data, recipe=QUICK, pretrain=True, device="cpu", watcher=Silent()
+    )
+    assert result.accuracy is not None
+    assert result.accuracy > 0.5
+
+
+def test_a_module_at_two_places_keeps_its_graph():
+    twice = nn.Linear(16, 16)
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), twice, nn.ReLU(), twice, nn.ReLU(), nn.Linear(16, 3))
+    assert compress(network).without_graph is None
+
+
+def test_networks_without_values_are_refused():
+    for network in (nn.Sequential(nn.LazyLinear(3)), mlp().to("meta")):
+        with pytest.raises(ModelError, match="has no values yet"):
+            compress(network)
+
+
+@pytest.mark.parametrize("norms", ["keep", "fold"])
+def test_the_progress_shows_the_size_of_the_whole_file(norms):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
+    settings = QUICK.override("closing.epochs=0", f"coding.norms={norms}")
+    result = bayeszip.compress(network, batches(), recipe=settings, device="cpu", watcher=Silent())
+    last = [stats.bytes for stats in result.fit.history if stats.bytes][-1]
+    # Norms, graph and names are most of it; only dead units, which go in the end, are counted still.
+    assert result.bytes <= last < result.bytes + (700 if norms == "keep" else 150)
+    weights = sum(
+        tensor.bytes for tensor in codec.describe(result.blob).tensors if tensor.name in ("0.weight", "3.weight")
+    )
+    assert weights < (0.5 if norms == "keep" else 0.7) * last
+
+
+def patches(n=512, seed=0):
+    """Noise, and a bright square in the quarter of the image that is its class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    inputs = torch.randn(n, 1, 8, 8, generator=generator)
+    for quarter in range(4):
+        row, column = 2 * (quarter // 2), 4 * (quarter % 2)
+        inputs[labels == quarter, 0, row : row + 3, column : column + 3] += 1.5
+    return inputs, labels
+
+
+def normalized():
+    """Convolutions whose scale is free, and different: a norm stands behind them."""
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False))
+    network = nn.Sequential(*convolutions, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    with torch.no_grad():
+        network[3].weight.mul_(8)
+    return network
+
+
+def test_the_snap_moves_weights_less_in_units_of_their_layers(monkeypatch):
+    settings = recipe("quick").override(
+        "l2.epochs=10", "vd.epochs=16", "vd+sws.epochs=10", "closing.epochs=0", "all.tau1=0.1",
+        "all.rate_log_sigma2=0.01", "all.rate_theta=0.002", "mixture.components=9",
+    )  # fmt: skip
+    moved = {}
+
+    def measured(posterior, how):
+        tensors = quantize(posterior, how)
+        thetas = {name: posterior.weights[name].theta for name in tensors if name.endswith("weight")}
+        moved[units] = {
+            name: np.linalg.norm(tensors[name].dequantize() - theta) / np.linalg.norm(theta)
+            for name, theta in thetas.items()
+        }
+        return tensors
+
+    monkeypatch.setattr(ending, "quantize", measured)
+    for units in ("network", "layer"):
+        data = ResidentBatches(*patches(), 64, shuffle=True, seed=0)
+        result = compress(normalized(), settings=settings.override(f"mixture.units={units}"), data=data)
+        assert evaluate(result.model, [patches(seed=2)]) > 0.9
+    assert len(moved["layer"]) == 3
+    for name, move in moved["layer"].items():
+        assert move < 0.6 * moved["network"][name], name
+
+
+def test_networks_without_norms_have_the_files_they_had():
+    of_the_network = compress(mlp(), settings=QUICK.override("mixture.units=network"))
+    assert compress(mlp()).blob == of_the_network.blob
+    assert all(tensor.scale is None for tensor in of_the_network.compressed.tensors.values())
+
+
+def test_transposed_and_grouped_convolutions_have_units_too(tmp_path):
+    def network():
+        torch.manual_seed(0)
+        up = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, 2), nn.BatchNorm2d(6))
+        net = nn.Sequential(*up, nn.ReLU(), nn.Conv2d(6, 6, 3, 4, groups=3), nn.Flatten(), nn.Linear(54, 4))
+        with torch.no_grad():
+            net[3].weight.mul_(9)
+        return net
+
+    result = compress(network(), data=ResidentBatches(*patches(), 64, shuffle=True, seed=0))
+    assert result.compressed.tensors["3.weight"].scale is not None
+    result.save(tmp_path / "net.bayz")
+    inputs = patches(seed=1)[0]
+    outputs = bayeszip.load(tmp_path / "net.bayz")(inputs)
+    torch.testing.assert_close(bayeszip.load(tmp_path / "net.bayz", into=network()).eval()(inputs), outputs)
