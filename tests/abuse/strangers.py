@@ -30,7 +30,7 @@ import numpy as np
 from bayeszip.codec import Limits, encode, inspect
 from bayeszip.errors import BayeszipError, ModelError
 from bayeszip.operators import OPERATORS, Attribute, Operator
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, LogGrid, Node, QuantizedTensor, RawTensor, UniformGrid
 
 __all__ = ["Findings", "campaign", "stranger", "worker"]
 
@@ -68,13 +68,25 @@ class Sketch:
         numbers = np.random.default_rng(self.dice.getrandbits(32))
         name = f"l{len(self.tensors)}.weight"
         if dtype is None and self.dice.random() < 0.7:
-            book = np.array([0.0, -0.75, 0.5, 1.25], dtype=np.float32)
-            self.tensors[name] = QuantizedTensor(numbers.integers(0, 4, shape, dtype=np.uint8), book)
+            self.tensors[name] = self._quantized(shape, numbers)
         else:
             held = RAW_DTYPES[dtype or "float32"]
             values = numbers.normal(size=shape) if held.kind == "f" else numbers.integers(0, high, shape)
             self.tensors[name] = RawTensor(np.asarray(values).astype(held), dtype or "float32")
         return name
+
+    def _quantized(self, shape: tuple[int, ...], numbers: np.random.Generator) -> QuantizedTensor:
+        """By values, by a grid, or with a scale for each row, as version 2 of the format has them."""
+        symbols = numbers.integers(0, 4, shape, dtype=np.uint8)
+        kind = self.dice.random()
+        scale, axis = None, 0
+        if kind < 0.2 and len(shape) > 1 and symbols.size:
+            axis = self.dice.randrange(2)
+            grid = LogGrid(0.25, 1.5, 5, signed=self.dice.random() < 0.5)
+            scale = QuantizedTensor.on_grid(numbers.integers(0, 5, shape[axis : axis + 1]), grid)
+        if kind > 0.8:
+            return QuantizedTensor.on_grid(symbols, UniformGrid(0.25, 4))
+        return QuantizedTensor(symbols, np.array([0.0, -0.75, 0.5, 1.25], dtype=np.float32), scale=scale, axis=axis)
 
 
 def _attribute(dice: random.Random, attribute: Attribute, rank: int) -> Any:
