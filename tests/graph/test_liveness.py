@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from bayeszip import graph
+from bayeszip.errors import BayeszipError
 from bayeszip.quantize import cluster
-from bayeszip.tensors import CompressedModel, RawTensor
+from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -41,3 +42,14 @@ def test_a_dead_channel_leaves_what_its_norm_makes_of_its_bias(affine):
     bias = small.tensors["3.bias"]
     assert isinstance(bias, RawTensor)
     np.testing.assert_allclose(bias.values, gained, rtol=1e-6, atol=1e-7)
+
+
+def test_groups_of_one_number_are_refused():
+    """For a batch of one example torch lets them through to an error of its own."""
+    nodes = (
+        Node("input", (0,), (), {"shape": (2,)}),
+        Node("group_norm", (1,), (None, None), {"groups": 2}),
+    )
+    model = CompressedModel({}, Graph(1, nodes, (2,)))
+    with pytest.raises(BayeszipError, match="have nothing to normalize over"):
+        graph.to_module(model)

@@ -328,7 +328,7 @@ def stands_for(monkeypatch, outcome):
 
     def compressed(plan, settings, pruning, show):
         error, size = outcome(next(count), pruning)
-        return SimpleNamespace(accuracy=1 - error, bytes=size, blob=b"", fit=None)
+        return SimpleNamespace(accuracy=1 - error, bytes=size, blob=b"", description=None, fit=None)
 
     monkeypatch.setattr(worker, "_compress", compressed)
     monkeypatch.setattr(worker, "write_record", lambda folder, result, figures: None)

@@ -136,6 +136,8 @@ class GroupNorm(_ChannelNorm):
         shape, groups = super().shape(node, inputs, tensors), node.attributes["groups"]
         if not isinstance(groups, int) or groups < 1 or shape[1] % groups:
             raise ModelError(f"group_norm: {shape[1]} channels can't form {groups} groups")
+        if math.prod((shape[1] // groups, *shape[2:])) < 2:  # torch refuses that too, for a batch of one
+            raise ModelError(f"group_norm: {groups} groups of a value of shape {shape} have nothing to normalize over")
         return shape
 
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
