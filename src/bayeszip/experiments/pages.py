@@ -16,21 +16,12 @@ __all__ = ["PAGES", "checkout", "inherited", "render", "rendered"]
 
 FIGURE, SIZES = "docs/lenet-5.svg", "docs/accuracy-size.svg"
 COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
-#: The seeds that nobody had looked at when settings were chosen.
-UNTOUCHED = range(10, 15)
 
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
-    "RESULTS.md": ("provenance", "table", "figure", "ablation", "choice", "inherited", "results", "targets", "quoted"),
+    "RESULTS.md": ("table", "figure", "ablation", "choice", "inherited", "results", "targets", "quoted"),
     "README.md": ("quick", "paper", "results"),
 }
-AGAIN = """\
-Below are the runs on seeds 10 to 14, which nobody had looked at when settings were chosen, by `compress` as anyone runs
-it."""
-BEFORE = """\
-Below are still the earlier runs, on seeds 0 to 4, trained many at a time as one batched model, pretrained with other
-batch sizes than `compress` has, and without compaction. `bayeszip reproduce table --again DIR` gives those that
-replace them."""
 
 
 def checkout() -> Path:
@@ -87,10 +78,8 @@ def _sections(root: Path) -> dict[str, str]:
         "inherited": [Grid(("recipe", "setting", "why it is so"), tuple(reasons))],
         "quoted": [Grid(("method", "test accuracy, %", "times smaller", "source"), tuple(quoted))],
     }
-    untouched = {record["seed"] for record in held["table"]} <= set(UNTOUCHED)
     return {
         **{name: "\n".join(line for grid in many for line in grid.markdown()) for name, many in grids.items()},
-        "provenance": AGAIN if untouched else BEFORE,
         "quick": _quick_line([record for record in held["quick"] if record["name"].startswith("tau1=1-")]),
     }
 

@@ -118,8 +118,10 @@ class _Folding:
         weight = None if not node.tensors or node.tensors[0] is None else self._tensors[node.tensors[0]]
         if node.op not in _CHANNELS or not isinstance(weight, QuantizedTensor) or not weight.size:
             return False
-        grouped = _CHANNELS[node.op] == 1 and node.attributes.get("groups", 1) != 1
-        return not grouped and all(name is None or self._uses[name] == 1 for name in node.tensors)
+        axis = _CHANNELS[node.op]
+        grouped = axis == 1 and node.attributes.get("groups", 1) != 1
+        across = weight.scale is not None and weight.axis != axis and len(np.unique(weight.scale.symbols)) > 1
+        return not grouped and not across and all(name is None or self._uses[name] == 1 for name in node.tensors)
 
     def _scaled(self, node: Node, affine: _Affine, bias_name: str) -> Node:
         weight_name, old_bias = str(node.tensors[0]), node.tensors[1]
