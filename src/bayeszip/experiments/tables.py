@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from bayeszip.experiments.curves import CURVES
 from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
 
@@ -135,7 +136,7 @@ def ablation_table(records: Records) -> list[Grid]:
     head = ("without", "seeds", "test accuracy, %", "validation, %", "the snap", "closing phase", "bytes")
     rows = []
     for variant in EXPERIMENTS["ablation"].variants:
-        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        group = _group(records, variant.name)
         if group:
             steps = (
                 _step(group, "validation_accuracy_trained", "validation_accuracy_snapped"),
@@ -149,7 +150,7 @@ def ablation_table(records: Records) -> list[Grid]:
 def choice_table(records: Records) -> list[Grid]:
     rows = []
     for variant in EXPERIMENTS["choice"].variants:
-        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        group = _group(records, variant.name)
         if group:
             accuracy = f"{statistics.mean(100 * record['validation_accuracy'] for record in group):.2f}"
             size = statistics.mean(record["bytes"] for record in group)
@@ -180,6 +181,25 @@ def targets_table(records: Records) -> list[Grid]:
     return [Grid(head, tuple(rows))]
 
 
+def frontier_table(records: Records) -> list[Grid]:
+    """Each network's curves, strongest first; headlines, which have several seeds, in bold."""
+    head = ("τ₁", "seeds", "test accuracy, %", "validation, %", "whole file, bytes", "times smaller", "before, %")
+    grids = []
+    for curve in CURVES:
+        rows = []
+        for variant in reversed(curve.variants()):
+            group = _group(records, variant.name)
+            if group:
+                accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
+                cells = (variant.meaning, _seeds(group), *accuracies, _bytes(group), _ratio(group))
+                emphasis = "**" if len(variant.seeds) > 1 else ""
+                rows.append((*(f"{emphasis}{cell}{emphasis}" for cell in cells), _percent(group, "accuracy_before")))
+        if rows:
+            augment = curve.variants()[0].augment
+            grids.append(Grid(head, tuple(rows), curve.title + (f" (`{augment}`)" if augment else "")))
+    return grids
+
+
 #: For each experiment what its records come to.
 TABLES: dict[str, Callable[[Records], list[Grid]]] = {
     "table": paper_table,
@@ -188,6 +208,7 @@ TABLES: dict[str, Callable[[Records], list[Grid]]] = {
     "choice": choice_table,
     "quick": quick_table,
     "targets": targets_table,
+    "frontier": frontier_table,
 }
 
 
@@ -198,6 +219,10 @@ def front(records: Iterable[Record]) -> list[Record]:
         if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
             best.append(record)
     return best
+
+
+def _group(records: Records, variant: str) -> list[Record]:
+    return [record for record in records if record["name"].rpartition("-")[0] == variant]
 
 
 def _file_row(experiment: str, record: Record) -> tuple[str, ...]:
