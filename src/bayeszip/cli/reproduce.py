@@ -50,6 +50,10 @@ def reproduce(
     ] = None,
     epochs_scale: Annotated[float, typer.Option(help="Factor on all epochs, for a trial.")] = 1.0,
     device: DeviceOption = "auto",
+    take: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Put what --again DIR has left, here or elsewhere, among the records."),
+    ] = None,
     render: Annotated[
         bool, typer.Option("--render", help="Write RESULTS.md, the README's tables and the pictures from the records.")
     ] = False,
@@ -74,6 +78,7 @@ def reproduce(
     from bayeszip.experiments.pages import checkout
     from bayeszip.experiments.pages import render as render_pages
     from bayeszip.experiments.records import read
+    from bayeszip.experiments.records import take as take_records
     from bayeszip.experiments.runs import parse_seeds
 
     if render:
@@ -86,6 +91,10 @@ def reproduce(
             typer.echo(f"bayeszip reproduce {known.name:<10} {known.question}")
         return
     experiment = EXPERIMENTS[what.value]
+    if take is not None:
+        taken = take_records(take / experiment.name, checkout() / "results" / experiment.name)
+        typer.echo(f"{len(taken)} records taken; bayeszip reproduce --render writes them into the pages")
+        return
     if again is None:
         if seeds is not None or epochs_scale != 1 or jobs != 1 or data:
             raise RecipeError(

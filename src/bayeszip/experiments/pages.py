@@ -113,8 +113,8 @@ def _networks(records: Sequence[Record]) -> str:
     if not records:
         return ""
     lines = (
-        "Networks for CIFAR-10, and LeNets: accuracy of decoded files on the test set, and whole files; means over seeds",
-        'that nobody chose on. "Before" is the pretrained network\'s accuracy. [RESULTS.md](RESULTS.md) has every point.',
+        "Networks for CIFAR-10, and LeNets: accuracy of decoded files on the test set, and whole files; means over",
+        "seeds that nobody chose on. Before: the pretrained networks. [RESULTS.md](RESULTS.md) has every point.",
         "",
         _markdown([headline_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",

@@ -128,7 +128,9 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     sizes = [record["bytes"] for record in own]
     quoted = quoted_for(model)
     sizes += [row.size(own[0]["params"]) for row in quoted]
-    lowest = min([100 * record["accuracy"] for record in own] + [100 - row.error for row in quoted])
+    before = [100 * record["accuracy_before"] for record in own if "accuracy_before" in record]
+    heights = [100 * record["accuracy"] for record in own] + [100 - row.error for row in quoted]
+    lowest, highest = min(heights) - 0.5, max(heights + before) + 0.5
     for curve in CURVES:
         points = [_point(group, len(variant.seeds) > 1) for variant, group in curve_groups(own, curve)]
         if curve.model == model and points:
@@ -140,14 +142,14 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
         sizes += [size for size, accuracy in others if accuracy > lowest]
     _draw_quoted(axes, model, own[0]["params"])
-    before = [record["accuracy_before"] for record in own if "accuracy_before" in record]
     if before:
-        axes.axhline(100 * statistics.mean(before), color="0.6", linestyle=":", label="the pretrained networks' mean")
-    axes.set_ylim(bottom=lowest - 0.5)
-    axes.set_xlim(0.8 * min(sizes), 1.6 * max(sizes))
+        axes.axhline(statistics.mean(before), color="0.6", linestyle=":", label="the pretrained networks' mean")
+    axes.set_ylim(lowest, highest)
+    left, right = 0.8 * min(sizes), 1.8 * max(sizes)
+    axes.set_xlim(left, right)
     axes.set_ylabel(f"{'MNIST' if NETWORKS[model].data == 'mnist' else 'CIFAR-10'} test accuracy, %")
     ticks = [tick for power in range(2, 8) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
-    ticks = [tick for tick in ticks if 0.8 * min(sizes) <= tick <= 1.6 * max(sizes)]
+    ticks = [tick for tick in ticks if left <= tick <= right]
     title = f"{NETWORKS[model].title} (float32: {4 * own[0]['params'] / 1e6:.2f} MB)"
     _finish(axes, title, "whole file, kB", ticks, [f"{tick / 1000:g}" for tick in ticks])
 

@@ -12,7 +12,7 @@ from typing import Any
 from bayeszip.codec.accounting import paper_size
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.experiments.runs import Run
-from bayeszip.files import read_file, write_atomically
+from bayeszip.files import create_folder, read_file, write_atomically
 from bayeszip.fitting.augmentation import Augmentation
 from bayeszip.recipe import Recipe
 from bayeszip.record import run_record
@@ -30,6 +30,7 @@ __all__ = [
     "read",
     "recipe_of",
     "record_of",
+    "take",
 ]
 
 RUNS = "runs.jsonl"
@@ -91,6 +92,23 @@ def add(folder: Path, record: Record) -> None:
         json.dumps(records[name], ensure_ascii=False, separators=(",", ":")) for name in sorted(records, key=_order)
     )
     write_atomically(folder / RUNS, "".join(f"{line}\n" for line in lines).encode())
+
+
+def take(source: Path, target: Path) -> list[str]:
+    """Put the records in `source`, with their files, beside those in `target`; returns their names.
+
+    Raises:
+        DataError: there is none, or a file is missing.
+    """
+    records = read(source)
+    if not records:
+        raise DataError(f"{source} has no records; give the folder that --again was given")
+    create_folder(target)
+    for name, record in records.items():
+        if "accuracy" in record:  # else it was sealed, and has no file
+            write_atomically(file_of(target, name), read_file(file_of(source, name)))
+        add(target, record)
+    return list(records)
 
 
 def _order(name: str) -> tuple[str, int]:
