@@ -93,5 +93,5 @@ def test_bounds_hold_for_all_that_is_rounded(share):
 
 def test_a_trial_keeps_what_it_is_told_beside_tensors():
     contents = contents_of({"v": two_layers()["a.weight"]})
-    trial = by_clusters(Trial(at_error(own_steps(contents), 0.1).tensors, 0.1, {"m": np.ones(2)}), contents)
+    trial = by_clusters(Trial(at_error(own_steps(contents), 0.1).tensors, 0.1, 0.1, {"m": np.ones(2)}), contents)
     assert list(trial.buffers) == ["m"]

@@ -62,11 +62,13 @@ class Trial:
 
     Args:
         error: how far it moved what counts, as a share of its size.
+        factor: that it was made at.
         buffers: other tensors that are to change with the quantized ones.
     """
 
     tensors: Mapping[str, QuantizedTensor]
     error: float
+    factor: float = 0.0
     buffers: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -76,8 +78,8 @@ class Quantizer(Protocol):
     def at(self, factor: float) -> Trial: ...
 
 
-def at_error(quantizer: Quantizer, error: float) -> Trial:
-    """The coarsest trial found that is within the error, to a hundredth of it."""
+def at_error(quantizer: Quantizer, error: float, start: float | None = None) -> Trial:
+    """The coarsest trial found that is within the error, to a hundredth of it; the factor is sought from `start` on."""
     best: Trial | None = None
 
     def value(factor: float) -> float:
@@ -87,14 +89,16 @@ def at_error(quantizer: Quantizer, error: float) -> Trial:
             best = trial
         return math.log(max(trial.error, 1e-12) / error)
 
-    _approach(value, error, 1.0)
+    _approach(value, start or error, 1.0)
     if best is None:
         raise TargetError(f"no step was found that moves weights by less than {100 * error:.3g} %; lower the quality")
     return best
 
 
-def within_bytes(quantizer: Quantizer, size: Callable[[Trial], int], budget: int) -> Trial:
-    """The finest trial found whose file keeps within the budget.
+def within_bytes(
+    quantizer: Quantizer, size: Callable[[Trial], int], budget: int, start: float | None = None
+) -> Trial:
+    """The finest trial found whose file keeps within the budget; the factor is sought from `start` on.
 
     Raises:
         TargetError: even the coarsest doesn't.
@@ -111,8 +115,8 @@ def within_bytes(quantizer: Quantizer, size: Callable[[Trial], int], budget: int
             best = trial
         return math.log(budget / found)
 
-    if value(FINEST) < 0:
-        _approach(value, 0.05, 0.5)
+    if start is not None or value(FINEST) < 0:
+        _approach(value, start or 0.05, 0.5)
     if best is None:
         raise TargetError(f"the smallest file found has {least:,} bytes, more than {budget:,}; allow more")
     return best

@@ -4,17 +4,18 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayeszip import codec, graph
-from bayeszip.errors import ModelError, RecipeError
+from bayeszip.errors import ModelError, RecipeError, TargetError
 from bayeszip.fitting.batches import Loader
 from bayeszip.packing.contents import Contents, contents_of, is_matrix, precision_of
 from bayeszip.packing.curvature import curvatures
-from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_bytes
+from bayeszip.packing.knobs import Knob, Trial, at_error, within_bytes
 from bayeszip.packing.pushing import Pushing
-from bayeszip.packing.steps import by_clusters, one_step, own_steps, within_bounds
+from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
 from bayeszip.quantize import cluster
 from bayeszip.recipe import Coding
 from bayeszip.result import Form, Result, coded, coder_of, write_weights
@@ -126,6 +127,7 @@ class _Target:
     ) -> None:
         self._network, self._tensors, self._coding = network, tensors, coding or Coding()
         self._rounds_norms = coding is None
+        self._coder, self._options = coder_of(self._coding)
         self._form = None if network is None else Form(network, inputs, self._coding)
 
     def norms(self) -> set[str]:
@@ -139,22 +141,36 @@ class _Target:
             for name in (*layer._parameters, *layer._buffers)
         }
 
-    def reach(self, knob: Knob, contents: Contents, quantizers: Sequence[Quantizer]) -> Result:
+    def reach(self, knob: Knob, contents: Contents, quantizers: Sequence[Steps | Pushing]) -> Result:
         """The smallest file at the quality asked for, or the best within the bytes."""
         budget = knob.max_bytes
         if budget is None:
             trials = [by_clusters(at_error(quantizer, knob.error), contents) for quantizer in quantizers]
-            best = min(trials, key=self.size) if len(trials) > 1 else trials[0]
+            sizes = [self.size(trial) for trial in trials]
         else:
             trials = [within_bytes(quantizer, self.size, budget) for quantizer in quantizers]
-            best = min(trials, key=lambda trial: trial.error)
+            sizes = [trial.error for trial in trials]
+        place = int(np.argmin(sizes))
+        best, quantizer = trials[place], quantizers[place]
+        if isinstance(quantizer, Steps) and self._coder == codec.DEFAULT_CODER:
+            best = self._live(LiveSteps(quantizer, contents), best, knob, contents)
         return self.code(best)
+
+    def _live(self, quantizer: LiveSteps, trial: Trial, knob: Knob, contents: Contents) -> Trial:
+        """The trial again, by the prices of the coder itself, if that is better."""
+        budget = knob.max_bytes
+        if budget is None:
+            other = by_clusters(at_error(quantizer, knob.error, trial.factor), contents)
+            return min(trial, other, key=self.size)
+        try:
+            return min(trial, within_bytes(quantizer, self.size, budget, trial.factor), key=lambda each: each.error)
+        except TargetError:
+            return trial
 
     def size(self, trial: Trial) -> int:
         """How many bytes the file has."""
         if self._form is None:
-            coder, options = coder_of(self._coding)
-            return codec.measure(self._alone(trial), coder, **options)
+            return codec.measure(self._alone(trial), self._coder, **self._options)
         self._write(trial)
         return self._formed(self._form, trial).size(trial.tensors)
 

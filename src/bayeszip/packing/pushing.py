@@ -200,7 +200,7 @@ class Pushing:
             error += chosen.error / self._sizes[name]
             self._pass_on(name, layer, chosen, worth, tensors, buffers)
         rest, rest_error = self._others(factor)
-        return Trial(tensors | rest, math.sqrt(error / max(len(shares), 1) + rest_error**2), buffers)
+        return Trial(tensors | rest, math.sqrt(error / max(len(shares), 1) + rest_error**2), factor, buffers)
 
     def _pass_on(
         self,

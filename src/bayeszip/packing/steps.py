@@ -1,6 +1,8 @@
 """Uniform steps: every tensor on a grid, symbols chosen by their error and their bits."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,9 +20,9 @@ from bayeszip.quantize import (
     significant_bits,
     stepped,
 )
-from bayeszip.tensors import CompressedModel, QuantizedTensor
+from bayeszip.tensors import Aim, CompressedModel, QuantizedTensor, UniformGrid
 
-__all__ = ["Steps", "by_clusters", "one_step", "own_steps", "round_bias", "within_bounds"]
+__all__ = ["LiveSteps", "Steps", "by_clusters", "one_step", "own_steps", "round_bias", "within_bounds"]
 
 #: A step over the error that it makes, as rounding goes; prices of bits make a little more.
 _SPREAD = 12**0.5 * 0.9
@@ -53,7 +55,32 @@ class Steps:
         error = held.moved({name: tensor.dequantize() for name, tensor in tensors.items()})
         for name, array in held.biases.items():
             tensors[name] = round_bias(array, _OF_A_BIAS * steps[held.matrix_of[name]])
-        return Trial(tensors | _round_vectors(held, _OF_A_VECTOR * factor), error)
+        return Trial(tensors | _round_vectors(held, _OF_A_VECTOR * factor), error, factor)
+
+
+class LiveSteps:
+    """The same steps, every multiple chosen by its error and by what the coder asks for it in its place."""
+
+    def __init__(self, steps: Steps, contents: Contents) -> None:
+        self._steps, self._contents = steps, contents
+
+    def at(self, factor: float) -> Trial:
+        """What `Steps` gives, and then the symbols that are worth their bits."""
+        trial, held = self._steps.at(factor), self._contents
+        grids = {name: tensor.grid for name, tensor in trial.tensors.items() if name in held.matrices}
+        aims = {
+            name: Aim(held.matrices[name].astype(np.float64), 2 / grid.step**2)
+            for name, grid in grids.items()
+            if isinstance(grid, UniformGrid)
+        }
+        if not aims:
+            return trial
+        model = CompressedModel({name: trial.tensors[name] for name in grids})
+        chosen = codec.cheapest(model, aims, PRICE_OF_A_BIT / math.log(2), passes=2)
+        tensors = dict(trial.tensors)
+        tensors |= {name: each for name, each in chosen.tensors.items() if isinstance(each, QuantizedTensor)}
+        error = held.moved({name: tensors[name].dequantize() for name in held.matrices})
+        return Trial(tensors, error, factor)
 
 
 def one_step(contents: Contents) -> Steps:
@@ -113,7 +140,7 @@ def by_clusters(trial: Trial, contents: Contents) -> Trial:
         if _bytes(exact) <= _bytes(tensors[name]):
             tensors[name] = exact
     error = contents.moved({name: tensors[name].dequantize() for name in contents.matrices})
-    return Trial(tensors, min(error, trial.error), trial.buffers)
+    return replace(trial, tensors=tensors, error=min(error, trial.error))
 
 
 def _bytes(tensor: QuantizedTensor) -> int:
