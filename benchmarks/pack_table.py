@@ -218,13 +218,15 @@ def main() -> None:
     }
     for name in () if arguments.render else arguments.only or files:
         case = case_of(name, files[name], arguments.cifar)
-        found = results["networks"].setdefault(name, {})
-        found["accuracy"] = evaluate(case.network, case.test)
         for way in arguments.way or ways:
-            found[way] = ways[way](case)
+            points = ways[way](case)
+            # Read again: others may be at work on other networks.
+            results = json.loads(path.read_text()) if path.exists() else {"networks": {}}
+            found = results["networks"].setdefault(name, {})
+            found |= {"accuracy": evaluate(case.network, case.test), way: points}
             results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores shared with other work"
             path.write_text(json.dumps(results, indent=1) + "\n")
-            print(name, way, len(found[way]), flush=True)
+            print(name, way, len(points), flush=True)
     (HERE / "PACK.md").write_text(page(results))
     print(page(results))
 

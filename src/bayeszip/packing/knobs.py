@@ -95,9 +95,7 @@ def at_error(quantizer: Quantizer, error: float, start: float | None = None) -> 
     return best
 
 
-def within_bytes(
-    quantizer: Quantizer, size: Callable[[Trial], int], budget: int, start: float | None = None
-) -> Trial:
+def within_bytes(quantizer: Quantizer, size: Callable[[Trial], int], budget: int, start: float | None = None) -> Trial:
     """The finest trial found whose file keeps within the budget; the factor is sought from `start` on.
 
     Raises:
