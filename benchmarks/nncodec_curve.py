@@ -5,9 +5,9 @@
 
 `DIR/pretrained` is what `bayeszip reproduce frontier --again DIR` leaves: the very networks that our curves begin from,
 those of the first seed. The peer is NNCodec 2.1.3 in a virtual environment of its own; see codec_peer.py for how to
-make it, and pack_peer.py for what is asked of it. Bytes are those of the whole bitstream, which has no graph; accuracies are
-those of the decoded weights. What is written is what RESULTS.md and the pictures show; networks that are not measured
-stay in it as they are.
+make it, and pack_peer.py for what is asked of it. Bytes are those of the whole bitstream, which has no graph;
+accuracies are those of the decoded weights. What is written is what RESULTS.md and the pictures show; networks that
+are not measured stay in it as they are.
 """
 
 import argparse
