@@ -22,7 +22,7 @@ FIGURE, SIZES = "docs/lenet-5.svg", "docs/accuracy-size.svg"
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
     "RESULTS.md": (
-        *("table", "figure", "frontier", "ablation", "choice", "inherited", "results", "targets"),
+        *("table", "figure", "frontier", "parts", "ablation", "choice", "inherited", "results", "targets"),
         *("latency", "epochs", "quoted"),
     ),
     "README.md": ("quick", "networks", "paper", "results"),
