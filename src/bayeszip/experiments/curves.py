@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bayeszip.experiments.runs import Variant
 
-__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of"]
+__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of", "variant_of"]
 
 #: Seeds that nobody chose on. A curve has the first of them alone.
 UNTOUCHED = tuple(range(10, 15))
@@ -76,23 +76,38 @@ class Curve:
 
     def variants(self) -> tuple[Variant, ...]:
         """A variant for each strength."""
-        network = NETWORKS[self.model]
-        augment = network.augment if self.augmented else None
+        seeds = NETWORKS[self.model].seeds
         return tuple(
-            Variant(
-                f"{self.name}-tau1={strength:g}",
+            variant_of(
                 self.model,
-                network.recipe,
-                f"{network.pretraining} {network.settings} all.tau1={strength:g}",
+                f"{self.name}-tau1={strength:g}",
+                f"all.tau1={strength:g}",
+                augmented=self.augmented,
                 meaning=f"{strength:g}",
-                data=network.data,
-                augment=augment,
-                augment_before=augment,
-                mixed_precision=network.mixed_precision,
-                seeds=UNTOUCHED[: network.seeds if strength in self.headlines else 1],
+                seeds=UNTOUCHED[: seeds if strength in self.headlines else 1],
             )
             for strength in self.strengths
         )
+
+
+def variant_of(
+    model: str, name: str, settings: str, *, augmented: bool, meaning: str, seeds: tuple[int, ...]
+) -> Variant:
+    """A variant of a network as `NETWORKS` has it, with further settings."""
+    network = NETWORKS[model]
+    augment = network.augment if augmented else None
+    return Variant(
+        name,
+        model,
+        network.recipe,
+        f"{network.pretraining} {network.settings} {settings}",
+        meaning=meaning,
+        data=network.data,
+        augment=augment,
+        augment_before=augment,
+        mixed_precision=network.mixed_precision,
+        seeds=seeds,
+    )
 
 
 CURVES: tuple[Curve, ...] = (
