@@ -276,7 +276,7 @@ class _Training:
 
     def renew(self, network: nn.Module) -> None:
         """Take the statistics of batch norms anew."""
-        renew_statistics(network, self.data.batches)
+        renew_statistics(network, self.data.batches, self.data.augment)
         self.engine.level_buffers(network)
 
     def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:
