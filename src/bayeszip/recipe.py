@@ -153,7 +153,14 @@ class Recipe:
         """How a network amid its training is quantized: before there is a mixture, with one that is fitted."""
         if self.quantization.assignment == "fit" or posterior.mixture is not None:
             return self.quantization
-        return Quantization(assignment="fit", prune_rate=0.95, components=self.mixture.components, codebook_bits=16)
+        return dataclasses.replace(
+            self.quantization,
+            assignment="fit",
+            prune_rate=0.95,
+            components=self.mixture.components,
+            merge_within=0.0,
+            codebook_bits=16,
+        )
 
     def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
         """All phases in the order in which they run."""
