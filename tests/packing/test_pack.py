@@ -308,3 +308,20 @@ def test_misuse_of_the_command_is_told(arguments, message, tmp_path, monkeypatch
         main()
     assert left.value.code == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_is_no_parameter_of_a_layer_stays_bit_for_bit():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(20, 30)
+            self.register_buffer("frequencies", torch.logspace(0, -4, 16))
+            self.register_buffer("table", torch.randn(8, 9))
+
+    net = Net()
+    state = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    for result in (bayeszip.pack(net, quality=90), bayeszip.pack(net, max_error=0.1)):
+        tensors = result.compressed.tensors
+        assert np.array_equal(tensors["frequencies"].values, state["frequencies"])
+        assert np.array_equal(tensors["table"].values, state["table"])
+        assert not np.array_equal(tensors["fc.weight"].dequantize(), state["fc.weight"])

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayeszip import graph
 from bayeszip.quantize import Precision
 
-__all__ = ["Contents", "contents_of", "is_matrix", "precision_of"]
+__all__ = ["Contents", "contents_of", "is_matrix", "is_statistic", "precision_of"]
 
 #: Types of 16 bits: shared values are ones that they can hold, so that loading a tensor in its own type moves none.
 _SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -57,9 +57,7 @@ def contents_of(tensors: Mapping[str, Tensor], kept: Collection[str] = ()) -> Co
     """Sorts tensors by their form and names; the vectors named in `kept` are left out, to be kept bit for bit."""
     matrices = {name: _values(tensor) for name, tensor in tensors.items() if is_matrix(tensor)}
     vectors = {
-        name: _values(tensor)
-        for name, tensor in tensors.items()
-        if name not in matrices and name not in kept and _is_vector(tensor)
+        name: _values(tensor) for name, tensor in tensors.items() if name not in kept and _is_vector(name, tensor)
     }
     matrix_of = {name: _matrix_name(name) for name in vectors if _matrix_name(name) in matrices}
     return Contents(
@@ -98,6 +96,15 @@ def is_matrix(tensor: Tensor) -> bool:
     return bool((as_float32 - tensor).abs().max() <= 1e-3 * (tensor.max() - tensor.min()))
 
 
-def _is_vector(tensor: Tensor) -> bool:
+def is_statistic(name: str) -> bool:
+    """Whether a norm keeps it of what it has seen."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def _is_vector(name: str, tensor: Tensor) -> bool:
+    """Whether it may be rounded: what is not called as parameters of layers are (frequencies, for one) may not."""
+    tail = name.rpartition(".")[2]
+    if not (tail == "weight" or "bias" in tail or is_statistic(name)):
+        return False
     plain = tensor.dtype == torch.float32 and tensor.dim() == 1 and tensor.numel() > 1
     return plain and not tensor.is_meta and bool(torch.isfinite(tensor).all())

@@ -65,7 +65,7 @@ class Curvature:
 def curvatures(network: nn.Module, batches: Iterable[Any]) -> dict[str, Curvature]:
     """Of each linear and convolutional layer that meets inputs, by the name of its weight.
 
-    The network is run in eval mode, and left with gradients switched off.
+    The network is run in eval mode.
 
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
@@ -197,6 +197,7 @@ def _columns(layer: Layer, inputs: Tensor) -> Tensor:
 
 def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) -> None:
     """Shows the network its inputs, the watches watching."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.eval().requires_grad_(True)
     produced: dict[int, tuple[Tensor, _Watch]] = {}
     handles = [watch.layer.register_forward_hook(_hook(watch, produced)) for watch in watches]
@@ -223,6 +224,8 @@ def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) 
                 break
     finally:
         network.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
     if not seen:

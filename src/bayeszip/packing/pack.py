@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayeszip import codec, graph
 from bayeszip.errors import ModelError, RecipeError, TargetError
 from bayeszip.fitting.batches import Loader
-from bayeszip.packing.contents import Contents, contents_of, is_matrix, precision_of
+from bayeszip.packing.contents import Contents, contents_of, is_matrix, is_statistic, precision_of
 from bayeszip.packing.curvature import curvatures
 from bayeszip.packing.knobs import Knob, Trial, at_error, within_bytes
 from bayeszip.packing.pushing import Pushing
@@ -99,10 +99,8 @@ def _tensors_of(model: nn.Module | Mapping[str, Tensor]) -> tuple[nn.Module | No
         raise ModelError(f"pack takes a network or tensors by name, not a {type(model).__name__}")
     check_materialized(model)
     network = graph.plain_copy(model)
-    stored = network.state_dict()
-    held = dict(network.named_parameters()) | {
-        name: buffer for name, buffer in network.named_buffers() if name in stored
-    }
+    statistics = {name: buffer for name, buffer in network.named_buffers() if is_statistic(name)}
+    held = dict(network.named_parameters()) | statistics
     # Copies: the network takes quantized values, these stay.
     return network, {name: tensor.detach().clone() for name, tensor in held.items()}
 
@@ -146,11 +144,11 @@ class _Target:
         budget = knob.max_bytes
         if budget is None:
             trials = [by_clusters(at_error(quantizer, knob.error), contents) for quantizer in quantizers]
-            sizes = [self.size(trial) for trial in trials]
+            ranks: list[float] = [self.size(trial) for trial in trials]
         else:
             trials = [within_bytes(quantizer, self.size, budget) for quantizer in quantizers]
-            sizes = [trial.error for trial in trials]
-        place = int(np.argmin(sizes))
+            ranks = [trial.error for trial in trials]
+        place = int(np.argmin(ranks))
         best, quantizer = trials[place], quantizers[place]
         if isinstance(quantizer, Steps) and self._coder == codec.DEFAULT_CODER:
             best = self._live(LiveSteps(quantizer, contents), best, knob, contents)
