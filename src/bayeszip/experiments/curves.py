@@ -38,18 +38,15 @@ class Network:
     mixed_precision: str | None = None
 
 
-_CIFAR = "l2.epochs=100 l2.rate_theta=3e-3 l2.weight_decay=3e-4"
-_DEEP = "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6"
-
 NETWORKS: dict[str, Network] = {
     "lenet-300-100": Network(
         "LeNet-300-100", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=5/0.05", 5
     ),
     "lenet-5": Network("LeNet-5", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=10/0.1/0.1", 5),
-    "resnet-8": Network("ResNet-8", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3),
-    "resnet-20": Network("ResNet-20", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3),
-    "resnet-20-4": Network("ResNet-20-4", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3, "bf16"),
-    "vgg-16": Network("VGG-16", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3, "bf16"),
+    "resnet-8": Network("ResNet-8", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20": Network("ResNet-20", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20-4": Network("ResNet-20-4", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
+    "vgg-16": Network("VGG-16", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
 }
 
 
@@ -115,7 +112,7 @@ def variant_of(
 
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), (0.7, 1)),
-    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 3, 4, 6), (2, 3)),
+    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), (2, 2.5)),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), (1, 1.4)),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), (4, 8, 12)),
     Curve("resnet-8", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),
