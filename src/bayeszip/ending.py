@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from bayeszip import codec
 from bayeszip.errors import TargetError
 from bayeszip.fitting import Course, Steering
+from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
@@ -19,7 +21,7 @@ from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
 from bayeszip.tensors import CompressedModel, QuantizedTensor
-from bayeszip.variational import variational_weights
+from bayeszip.variational import GroupPrior, variational_weights
 
 __all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
 
@@ -55,6 +57,13 @@ class Ending:
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
         return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+
+    def starts(self, teacher: nn.Module) -> dict[str, Any]:
+        """What terms are told at their start: what the recipe says of them, and what of the network is a unit."""
+        known = self.settings.starts
+        if is_in_force(GroupPrior, self.settings.phases):
+            known[GroupPrior.name] = self.form(teacher).units()
+        return known
 
     def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
         """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""

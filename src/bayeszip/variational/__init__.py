@@ -2,6 +2,7 @@
 
 from bayeszip.variational.convert import Conversion, check_materialized, to_stock, to_variational
 from bayeszip.variational.divergence import Divergence
+from bayeszip.variational.groups import GroupPrior
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import GaussianMixture, MixturePrior
 from bayeszip.variational.objective import Weighed, regularizer
@@ -11,6 +12,7 @@ __all__ = [
     "Conversion",
     "Divergence",
     "GaussianMixture",
+    "GroupPrior",
     "MixturePrior",
     "Term",
     "VariationalLayer",
