@@ -21,9 +21,9 @@ from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
 from bayeszip.tensors import CompressedModel, QuantizedTensor
-from bayeszip.variational import GroupPrior, variational_weights
+from bayeszip.variational import GroupPrior, Rate, variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
+__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "prices_of_zeros", "steering_towards"]
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -31,6 +31,12 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What the coder asks for each weight to be zero, and not to be, in bits, where these of a network's are kept."""
+    model = CompressedModel({name: QuantizedTensor(own.astype(np.uint8), np.arange(2.0)) for name, own in kept.items()})
+    return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class Ending:
         return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
 
     def starts(self, teacher: nn.Module) -> dict[str, Any]:
-        """What terms are told at their start: what the recipe says of them, and what of the network is a unit."""
-        known = self.settings.starts
+        """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
+        known = {**self.settings.starts, Rate.name: prices_of_zeros}
         if is_in_force(GroupPrior, self.settings.phases):
             known[GroupPrior.name] = self.form(teacher).units()
         return known

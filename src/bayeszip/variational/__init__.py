@@ -6,6 +6,7 @@ from bayeszip.variational.groups import GroupPrior
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
 from bayeszip.variational.mixture import GaussianMixture, MixturePrior
 from bayeszip.variational.objective import Weighed, regularizer
+from bayeszip.variational.rate import Rate
 from bayeszip.variational.terms import Term
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GaussianMixture",
     "GroupPrior",
     "MixturePrior",
+    "Rate",
     "Term",
     "VariationalLayer",
     "VariationalWeight",

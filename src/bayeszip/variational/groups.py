@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, check, setting
 from bayeszip.variational.distributions import kl_log_uniform, kl_log_uniform_slope
+from bayeszip.variational.kernels import add_ratios, ratio_slopes
 from bayeszip.variational.layers import (
     Live,
     VariationalEmbedding,
@@ -37,7 +38,7 @@ from bayeszip.variational.terms import Term
 
 __all__ = ["GroupPrior", "GroupSettings", "scale_divergence"]
 
-#: α of a side is held within e^±this, so that the product of two is finite in float32.
+#: α of a side is held within e^±this, so that the product of two is finite in float32; so is σ², for the like reason.
 LOG_ALPHA_BOUND = 40.0
 
 #: For each tensor, by name, and each of its dimensions, the unit that each coordinate belongs to; −1: none.
@@ -151,25 +152,16 @@ class GroupPrior(Term):
     def divergence(self, weights: Sequence[VariationalWeight]) -> Tensor:
         """Σ KL over all units, in float64 where the weights are, with gradients by autograd."""
         plan = self._planned(weights)
-        ratios = [_wide(weight.theta).square() * torch.exp(-_wide(weight.log_sigma2)) for weight in weights]
+        bounded = [_wide(weight.log_sigma2).clamp(-LOG_ALPHA_BOUND, LOG_ALPHA_BOUND) for weight in weights]
+        ratios = [_wide(w.theta).square() * torch.exp(-own) for w, own in zip(weights, bounded, strict=True)]
         return scale_divergence(_signals(ratios, plan), plan.present)
 
     @torch.no_grad()
     def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
         plan = self._planned(weights)
-        thetas = [_wide(weight.theta) for weight in weights]
-        # d(θ²/σ²)/dθ = 2θ/σ², and d(θ²/σ²)/d log σ² = −θ²/σ².
-        by_theta = torch._foreach_neg([_wide(weight.log_sigma2) for weight in weights])
-        torch._foreach_exp_(by_theta)
-        torch._foreach_mul_(by_theta, thetas)
-        ratios = torch._foreach_mul(by_theta, thetas)
-        value, by_signal = _with_slopes(_signals(ratios, plan), plan.present)
-        factors = _spread(by_signal * (2 * tau), weights, plan)
-        torch._foreach_mul_(by_theta, factors)
-        by_log_sigma2 = torch._foreach_mul(by_theta, thetas)
-        torch._foreach_mul_(by_log_sigma2, -0.5)
+        on_cpu = weights[0].theta.device.type == "cpu" and all(w.theta.dtype != torch.float64 for w in weights)
+        value, slopes = (_slopes_on_cpu if on_cpu else _slopes)(weights, plan, tau)
         parameters = [*(weight.theta for weight in weights), *(weight.log_sigma2 for weight in weights)]
-        slopes = [*by_theta, *by_log_sigma2]
         add_to_gradients(parameters, [slope.to(p.dtype) for slope, p in zip(slopes, parameters, strict=True)])
         return (tau * value.float(),)
 
@@ -260,12 +252,30 @@ def _members(sides: np.ndarray, count: int) -> np.ndarray:
 
 
 def _signals(ratios: Sequence[Tensor], plan: _Plan) -> Tensor:
-    """Units × sides: Σ θᵢ²/σᵢ² over the weights of each. By tables, not by adding at places: always in one order."""
-    flat = {place: ratio.flatten(2).sum(2) if ratio.dim() > 2 else ratio for place, ratio in enumerate(ratios)}
-    sums = [
-        flat[own.weight] if flat[own.weight].dim() == 1 else flat[own.weight].sum(1 - own.dim) for own in plan.slices
-    ]
-    return torch.cat([*sums, ratios[0].new_zeros(1)])[plan.members].sum(1).view(-1 if len(plan.members) else 0, 2)
+    """Units × sides: Σ θᵢ²/σᵢ² over the weights of each."""
+    flat = [ratio.flatten(2).sum(2) if ratio.dim() > 2 else ratio for ratio in ratios]
+    return _gathered([flat[at] if flat[at].dim() == 1 else flat[at].sum(1 - dim) for at, dim, _ in plan.slices], plan)
+
+
+def _gathered(sums: Sequence[Tensor], plan: _Plan) -> Tensor:
+    """The sums of slices, added up for each side. By a table, not by adding at places: always in one order."""
+    nothing = torch.zeros(1, dtype=sums[0].dtype if sums else torch.float32, device=plan.members.device)
+    return torch.cat([*sums, nothing])[plan.members].sum(1).view(-1 if len(plan.members) else 0, 2)
+
+
+def _slopes(weights: Sequence[VariationalWeight], plan: _Plan, tau: float | Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The divergence, and τ × its gradients in each θ and then each log σ²."""
+    thetas = [_wide(weight.theta) for weight in weights]
+    # d(θ²/σ²)/dθ = 2θ/σ², and d(θ²/σ²)/d log σ² = −θ²/σ².
+    by_theta = torch._foreach_neg([_wide(weight.log_sigma2) for weight in weights])
+    torch._foreach_clamp_max_(by_theta, LOG_ALPHA_BOUND)
+    torch._foreach_exp_(by_theta)
+    torch._foreach_mul_(by_theta, thetas)
+    value, by_signal = _with_slopes(_signals(torch._foreach_mul(by_theta, thetas), plan), plan.present)
+    torch._foreach_mul_(by_theta, _spread(by_signal * (2 * tau), weights, plan))
+    by_log_sigma2 = torch._foreach_mul(by_theta, thetas)
+    torch._foreach_mul_(by_log_sigma2, -0.5)
+    return value, [*by_theta, *by_log_sigma2]
 
 
 def _spread(by_side: Tensor, weights: Sequence[VariationalWeight], plan: _Plan) -> list[Tensor]:
@@ -278,6 +288,32 @@ def _spread(by_side: Tensor, weights: Sequence[VariationalWeight], plan: _Plan) 
         own, before = known[sides].view(shape), factors[place]
         factors[place] = own if before is None else before + own
     return [known[-1] if factor is None else factor for factor in factors]
+
+
+def _slopes_on_cpu(
+    weights: Sequence[VariationalWeight], plan: _Plan, tau: float | Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The same in two passes over each tensor, which is seen as a matrix: kernels are columns side by side."""
+    matrices = [(_matrix(weight.theta), _matrix(weight.log_sigma2)) for weight in weights]
+    sums = [(torch.zeros(theta.shape[0]), torch.zeros(theta.shape[1])) for theta, _ in matrices]
+    for (theta, log_sigma2), (rows, columns) in zip(matrices, sums, strict=True):
+        add_ratios(theta.numpy(), log_sigma2.numpy(), rows.numpy(), columns.numpy())
+    folded = [sums[at][0] if dim == 0 else sums[at][1].view(len(sides), -1).sum(1) for at, dim, sides in plan.slices]
+    value, by_signal = _with_slopes(_gathered(folded, plan), plan.present)
+    known = torch.cat([(by_signal * tau).flatten(), by_signal.new_zeros(1)])
+    factors = [(torch.zeros_like(rows), torch.zeros_like(columns)) for rows, columns in sums]
+    for at, dim, sides in plan.slices:
+        factors[at][dim].view(len(sides), -1).copy_(known[sides].unsqueeze(1))
+    slopes = [torch.empty(weight.theta.shape) for weight in (*weights, *weights)]
+    for i, ((theta, log_sigma2), (by_row, by_column)) in enumerate(zip(matrices, factors, strict=True)):
+        outputs = (slopes[i].view(theta.shape).numpy(), slopes[len(weights) + i].view(theta.shape).numpy())
+        ratio_slopes(theta.numpy(), log_sigma2.numpy(), by_row.numpy(), by_column.numpy(), *outputs)
+    return value, slopes
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """Rows × the rest, in float32; a vector is a column."""
+    return tensor.detach().float().reshape(len(tensor), -1)
 
 
 def _wide(tensor: Tensor) -> Tensor:
