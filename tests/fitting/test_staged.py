@@ -40,7 +40,12 @@ def trained(monkeypatch, batches, *, recorded: bool, network=None, noise: bool =
     torch.manual_seed(0)
     if network is None:
         network = nn.Sequential(
-            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 3),
         )
     to_variational(network.cuda())
     phase = Phase("p", epochs=3, noise=noise, tau1=float(noise), rate_theta=1e-2, schedule="linear")

@@ -8,7 +8,7 @@ and `expf`, within a few units in the last place) because a loop that calls the 
 import numpy as np
 from numba import njit
 
-from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
+from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, PRUNING_LOG_ALPHA, THETA2_FLOOR
 
 __all__ = [
     "add_ratios",
@@ -23,7 +23,7 @@ __all__ = [
 
 _f, _i, _u, _u64 = np.float32, np.int32, np.uint32, np.uint64
 _K1, _K2, _K3, _BOUND, _FLOOR = _f(K1), _f(K2), _f(K3), _f(LOG_ALPHA_BOUND), _f(THETA2_FLOOR)
-_LN2 = _f(np.log(2))
+_LN2, _PRUNING = _f(np.log(2)), _f(PRUNING_LOG_ALPHA)
 #: exp of less than this is no normal float32.
 _EXP_LOW = _f(-87)
 
@@ -110,14 +110,14 @@ def _rate_block(
 ) -> np.float32:
     total = _f(0)
     for i in range(theta.size):
-        per_variance = theta[i] * _exp(-min(max(log_sigma2[i], -_VARIANCE_BOUND), _VARIANCE_BOUND))
-        signal = min(theta[i] * per_variance, _MOST_SIGNAL)
-        dropped = _f(1) / (_f(1) + signal)
-        kept = signal * dropped
+        theta2 = theta[i] * theta[i] + _FLOOR
+        log_alpha = min(max(log_sigma2[i] - _log(theta2), -_BOUND), _BOUND)
+        odds = _exp(log_alpha - _PRUNING)
+        kept = _f(1) / (_f(1) + odds)
         total += kept * extra[i]
-        weighed = scale * extra[i] * dropped
-        by_log_sigma2[i] = -kept * weighed
-        by_theta[i] = _f(2) * weighed * dropped * per_variance
+        slope = -scale * extra[i] * kept * kept * odds
+        by_log_sigma2[i] = slope
+        by_theta[i] = _f(-2) * slope * theta[i] / theta2
     return total
 
 
@@ -130,7 +130,7 @@ def rate_with_slopes(
     by_theta: np.ndarray,
     by_log_sigma2: np.ndarray,
 ) -> float:
-    """Σ p · extra, p = θ²/(θ² + σ²), over flat float32 arrays; `scale` × its gradients go into the last two."""
+    """Σ p · extra over flat float32 arrays, p = sigmoid(log 19 − log α); `scale` × gradients go into the last two."""
     total = 0.0
     for start in range(0, theta.size, _BLOCK):
         block = slice(start, start + _BLOCK)

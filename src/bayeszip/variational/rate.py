@@ -1,11 +1,12 @@
 """A rate: the bits that the weights are expected to take in a file, at the coder's own prices, each where it stands.
 
-    cost = ln 2 · Σᵢ [ b⁰ᵢ + pᵢ (b¹ᵢ + v − b⁰ᵢ) ],    pᵢ = 1/(1 + αᵢ) = θᵢ²/(θᵢ² + σᵢ²)
+    cost = ln 2 · Σᵢ [ b⁰ᵢ + pᵢ (b¹ᵢ + v − b⁰ᵢ) ],    pᵢ = sigmoid(log 19 − log αᵢ)
 
 b⁰ and b¹ are what the coder asks for a weight to be zero, and not to be, amid its neighbors (row, column, kernel): a
-zero is cheap among zeros, and a lone weight dear. v is what the value of one costs. p is the probability with which
-binary dropout keeps a weight if it is as noisy as this one: noise of relative variance α is dropout at the rate
-α/(1+α) (Kingma et al. 2015, sec. 3). With τ = 1 the objective is a length in nats: of the labels, and of the file.
+zero is cheap among zeros, and a lone weight dear. v is what the value of one costs. p is the probability that a weight
+is kept: pruning keeps it where log α < log 19 (app. B), and log α is taken to be known up to logistic noise. With τ = 1
+the objective is a length in nats: of the labels, and of the file. A zero is never taken to be dearer than a weight:
+where few are zero yet a coder would ask more for it, and a network that is dense would be held there.
 
 Prices are told each few epochs, by a function that is handed in at the start: training never sees bytes.
 """
@@ -21,15 +22,13 @@ from torch import Tensor, nn
 from bayeszip.errors import RecipeError
 from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, check, setting
+from bayeszip.variational.distributions import PRUNING_LOG_ALPHA, THETA2_FLOOR, log_alpha
 from bayeszip.variational.kernels import rate_with_slopes
 from bayeszip.variational.layers import VariationalWeight, variational_weights
 from bayeszip.variational.passes import add_to_gradients
 from bayeszip.variational.terms import Term
 
 __all__ = ["Pricing", "Rate", "RateSettings"]
-
-#: θ²/σ² is held below this, and log σ² within ± the other, so that products are finite in float32.
-MOST_SIGNAL, LOG_SIGMA2_BOUND = 1e18, 40.0
 
 #: From which weights of each tensor are not zero, what the coder asks for each to be zero, and not to be, in bits.
 Pricing = Callable[[Mapping[str, np.ndarray]], Mapping[str, tuple[np.ndarray, np.ndarray]]]
@@ -97,6 +96,7 @@ class Rate(Term):
             return
         told = self._pricing({weight.name: keeps(weight).cpu().numpy() for weight in weights})
         zero, nonzero = (np.concatenate([told[weight.name][i].ravel() for weight in weights]) for i in (0, 1))
+        zero = np.minimum(zero, nonzero)
         extra = torch.from_numpy(nonzero + settings.value_bits - zero).to(self.extra)
         if size == self.extra.numel():
             # Where it lies: recorded steps read it there.
@@ -112,7 +112,7 @@ class Rate(Term):
         """Σ b⁰ + p (b¹ + v − b⁰), in float64 where the weights are, with gradients by autograd."""
         theta = torch.cat([weight.theta.flatten() for weight in weights])
         log_sigma2 = torch.cat([weight.log_sigma2.flatten() for weight in weights])
-        kept = _signal(theta, log_sigma2)[1]
+        kept = torch.sigmoid(PRUNING_LOG_ALPHA - log_alpha(theta, log_sigma2))
         return self.least + (kept * self.extra).sum()
 
     @torch.no_grad()
@@ -128,24 +128,17 @@ class Rate(Term):
         return ((self.least + bits) * factor,)
 
 
-def _signal(theta: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor]:
-    """θ/σ², and p."""
-    per_variance = theta * torch.exp(-log_sigma2.clamp(-LOG_SIGMA2_BOUND, LOG_SIGMA2_BOUND))
-    signal = (theta * per_variance).clamp(max=MOST_SIGNAL)
-    return per_variance, signal / (1 + signal)
-
-
 def _as_one(
     thetas: Sequence[Tensor], log_sigma2s: Sequence[Tensor], extras: Sequence[Tensor], factor: float | Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Σ p · extra, and `factor` × its gradients in each θ and then each log σ², over all weights as one vector."""
     sizes = [theta.numel() for theta in thetas]
     theta, log_sigma2, extra = torch.cat(list(thetas)), torch.cat(list(log_sigma2s)), torch.cat(list(extras))
-    per_variance, kept = _signal(theta, log_sigma2)
-    # dp/dθ = 2 (1−p)² θ/σ², and dp/d log σ² = −p (1−p).
-    weighed = (1 - kept) * extra * factor
-    by_theta = 2 * weighed * (1 - kept) * per_variance
-    return (kept * extra).sum(), [*by_theta.split(sizes), *(-kept * weighed).split(sizes)]
+    kept = torch.sigmoid(PRUNING_LOG_ALPHA - log_alpha(theta, log_sigma2))
+    slope = (kept - 1) * kept * extra * factor
+    # d log α / dθ = −2θ/θ², with the floor that log α has.
+    by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
+    return (kept * extra).sum(), [*by_theta.split(sizes), *slope.split(sizes)]
 
 
 def _on_cpu(
