@@ -8,7 +8,7 @@ and `expf`, within a few units in the last place) because a loop that calls the 
 import numpy as np
 from numba import njit
 
-from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, PRUNING_LOG_ALPHA, THETA2_FLOOR
+from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
 __all__ = [
     "add_ratios",
@@ -23,7 +23,7 @@ __all__ = [
 
 _f, _i, _u, _u64 = np.float32, np.int32, np.uint32, np.uint64
 _K1, _K2, _K3, _BOUND, _FLOOR = _f(K1), _f(K2), _f(K3), _f(LOG_ALPHA_BOUND), _f(THETA2_FLOOR)
-_LN2, _PRUNING = _f(np.log(2)), _f(PRUNING_LOG_ALPHA)
+_LN2 = _f(np.log(2))
 #: exp of less than this is no normal float32.
 _EXP_LOW = _f(-87)
 
@@ -112,10 +112,11 @@ def _rate_block(
     for i in range(theta.size):
         theta2 = theta[i] * theta[i] + _FLOOR
         log_alpha = min(max(log_sigma2[i] - _log(theta2), -_BOUND), _BOUND)
-        odds = _exp(log_alpha - _PRUNING)
-        kept = _f(1) / (_f(1) + odds)
+        alpha = _exp(log_alpha)
+        kept = _f(1) / (_f(1) + alpha)
         total += kept * extra[i]
-        slope = -scale * extra[i] * kept * kept * odds
+        # p (1 − p) in an order in which nothing overflows.
+        slope = -scale * extra[i] * kept * (kept * alpha)
         by_log_sigma2[i] = slope
         by_theta[i] = _f(-2) * slope * theta[i] / theta2
     return total
@@ -130,7 +131,7 @@ def rate_with_slopes(
     by_theta: np.ndarray,
     by_log_sigma2: np.ndarray,
 ) -> float:
-    """Σ p · extra over flat float32 arrays, p = sigmoid(log 19 − log α); `scale` × gradients go into the last two."""
+    """Σ p · extra over flat float32 arrays, p = 1/(1 + α); `scale` × its gradients go into the last two."""
     total = 0.0
     for start in range(0, theta.size, _BLOCK):
         block = slice(start, start + _BLOCK)

@@ -1,12 +1,13 @@
 """A rate: the bits that the weights are expected to take in a file, at the coder's own prices, each where it stands.
 
-    cost = ln 2 · Σᵢ [ b⁰ᵢ + pᵢ (b¹ᵢ + v − b⁰ᵢ) ],    pᵢ = sigmoid(log 19 − log αᵢ)
+    cost = ln 2 · Σᵢ [ b⁰ᵢ + pᵢ (b¹ᵢ + v − b⁰ᵢ) ],    pᵢ = 1/(1 + αᵢ)
 
 b⁰ and b¹ are what the coder asks for a weight to be zero, and not to be, amid its neighbors (row, column, kernel): a
-zero is cheap among zeros, and a lone weight dear. v is what the value of one costs. p is the probability that a weight
-is kept: pruning keeps it where log α < log 19 (app. B), and log α is taken to be known up to logistic noise. With τ = 1
-the objective is a length in nats: of the labels, and of the file. A zero is never taken to be dearer than a weight:
-where few are zero yet a coder would ask more for it, and a network that is dense would be held there.
+zero is cheap among zeros, and a lone weight dear. v is what the value of one costs. p is the probability with which
+binary dropout keeps a weight if it is as noisy as this one: noise of relative variance α is dropout at the rate
+α/(1+α) (Kingma et al. 2015, sec. 3). With τ = 1 the objective is a length in nats: of the labels, and of the file.
+A zero is never taken to be dearer than a weight: where few are zero yet a coder would ask more for it, and a network
+that is dense would be held there.
 
 Prices are told each few epochs, by a function that is handed in at the start: training never sees bytes.
 """
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from bayeszip.errors import RecipeError
 from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, check, setting
-from bayeszip.variational.distributions import PRUNING_LOG_ALPHA, THETA2_FLOOR, log_alpha
+from bayeszip.variational.distributions import THETA2_FLOOR, log_alpha
 from bayeszip.variational.kernels import rate_with_slopes
 from bayeszip.variational.layers import VariationalWeight, variational_weights
 from bayeszip.variational.passes import add_to_gradients
@@ -112,7 +113,7 @@ class Rate(Term):
         """Σ b⁰ + p (b¹ + v − b⁰), in float64 where the weights are, with gradients by autograd."""
         theta = torch.cat([weight.theta.flatten() for weight in weights])
         log_sigma2 = torch.cat([weight.log_sigma2.flatten() for weight in weights])
-        kept = torch.sigmoid(PRUNING_LOG_ALPHA - log_alpha(theta, log_sigma2))
+        kept = torch.sigmoid(-log_alpha(theta, log_sigma2))
         return self.least + (kept * self.extra).sum()
 
     @torch.no_grad()
@@ -134,7 +135,7 @@ def _as_one(
     """Σ p · extra, and `factor` × its gradients in each θ and then each log σ², over all weights as one vector."""
     sizes = [theta.numel() for theta in thetas]
     theta, log_sigma2, extra = torch.cat(list(thetas)), torch.cat(list(log_sigma2s)), torch.cat(list(extras))
-    kept = torch.sigmoid(PRUNING_LOG_ALPHA - log_alpha(theta, log_sigma2))
+    kept = torch.sigmoid(-log_alpha(theta, log_sigma2))
     slope = (kept - 1) * kept * extra * factor
     # d log α / dθ = −2θ/θ², with the floor that log α has.
     by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
