@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from bayeszip import codec
 from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Steering
+from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
@@ -19,9 +21,17 @@ from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
 from bayeszip.tensors import CompressedModel, QuantizedTensor
-from bayeszip.variational import variational_weights
+from bayeszip.variational import GroupPrior, Rate, variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "check_trials", "held_to", "steering_towards"]
+__all__ = [
+    "BesideWeights",
+    "Ending",
+    "bytes_now",
+    "check_trials",
+    "held_to",
+    "prices_of_zeros",
+    "steering_towards",
+]
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -29,6 +39,12 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What the coder asks for each weight to be zero, and not to be, in bits, where these of a network's are kept."""
+    model = CompressedModel({name: QuantizedTensor(own.astype(np.uint8), np.arange(2.0)) for name, own in kept.items()})
+    return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
 
 
 def check_trials(validation: object | None, target: object | None) -> None:
@@ -67,6 +83,13 @@ class Ending:
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
         return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+
+    def starts(self, teacher: nn.Module) -> dict[str, Any]:
+        """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
+        known = {**self.settings.starts, Rate.name: prices_of_zeros}
+        if is_in_force(GroupPrior, self.settings.phases):
+            known[GroupPrior.name] = self.form(teacher).units()
+        return known
 
     def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
         """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""

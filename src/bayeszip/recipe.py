@@ -20,7 +20,7 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
 from bayeszip.variational.mixture import MixtureStart
-from bayeszip.variational.terms import known_kind
+from bayeszip.variational.terms import KINDS, known_kind
 
 __all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
 
@@ -219,6 +219,7 @@ def settings_help() -> list[tuple[str, str]]:
         ("mixture.", MixtureStart),
         ("quantization.", Quantization),
         ("coding.", Coding),
+        *((f"PHASE.{name}.", kind.Settings) for name, kind in KINDS.items() if not issubclass(Phase, kind.Settings)),
     ]
     return [
         (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{_default(entry)}]")

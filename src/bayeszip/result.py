@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -166,6 +167,10 @@ class Form:
         for name in taken:
             own[name].copy_(others[name])
         return bool(taken)
+
+    def units(self) -> dict[str, tuple[np.ndarray, ...]] | None:
+        """What of the network's tensors belongs to which unit; None: it has no graph."""
+        return graph.coupled_units(self._whole({}))
 
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
