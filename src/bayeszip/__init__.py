@@ -23,6 +23,7 @@ _OWNERS = {
     "compress": "compressing",
     "load": "loading",
     "pack": "packing",
+    "preview": "preview",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

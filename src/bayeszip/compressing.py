@@ -51,7 +51,7 @@ from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
 from bayeszip.variational.usage import called_layers
 
-__all__ = ["compress"]
+__all__ = ["compress", "converted", "examples_of", "plain_network"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -124,8 +124,8 @@ def compress(
     hardware = resolve_device(device)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
-    network = _plain_copy(model).to(hardware)
-    examples = _examples(train_loader, example_inputs)
+    network = plain_network(model).to(hardware)
+    examples = examples_of(train_loader, example_inputs)
     data = _Data(train_loader, count_examples(train_loader), loss, val_loader, augment)
     conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
     with (
@@ -175,7 +175,7 @@ def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]
     )
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
+def plain_network(model: nn.Module) -> nn.Module:
     """A copy that can be trained and stored: without wrappers, its weights as what they come to."""
     model = unwrapped(model)
     check_materialized(model)
@@ -348,7 +348,7 @@ def _conditions(
     }
 
 
-def _examples(loader: Loader, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+def examples_of(loader: Loader, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
     if given is not None:
         return tuple(tensor.cpu() for tensor in given)
     for batch in loader:

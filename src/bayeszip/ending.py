@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
@@ -14,14 +15,20 @@ from bayeszip.fitting import Course, Steering
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
+__all__ = ["BesideWeights", "Ending", "bytes_now", "clustered", "held_to", "steering_towards"]
+
+#: Shared values, besides 0, of a matrix that has no Gaussian weights.
+CLUSTERS = 64
+
+#: Shared values of a tensor of 16 bits are such as its own type can hold.
+_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -29,6 +36,15 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
+    """The matrices among the tensors of a network that are no Gaussian weights, by shared values of their own."""
+    quantized = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > CLUSTERS and tensor.isfinite().all():
+            quantized[name] = cluster(tensor.float().cpu().numpy(), CLUSTERS, _SHORT.get(tensor.dtype))
+    return quantized
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,12 @@ class Ending:
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
-        return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+        copied = copy.deepcopy(network).cpu()
+        trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
+        for name, parameter in copied.named_parameters():
+            # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
+            parameter.requires_grad_(name in trained)
+        return Form(copied, self.examples, self.settings.coding, clustered)
 
     def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
         """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""
@@ -76,6 +97,7 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
+        write_weights(network, form.others(quantized))
         return dataclasses.replace(result, accuracy=self.accuracy(result.network()), accuracy_snapped=snapped)
 
     def towards(self, target: Target | None, posterior: Posterior, accuracy_before: float | None) -> Result:

@@ -8,7 +8,7 @@ from torch import nn
 
 from bayeszip.errors import ModelError
 from bayeszip.variational.compaction import expand
-from bayeszip.variational.kinds import LOCAL, form_of, is_norm, roles_of
+from bayeszip.variational.kinds import LOCAL, form_of, roles_of
 from bayeszip.variational.layers import VariationalLayer
 from bayeszip.variational.selection import Selection
 
@@ -28,10 +28,12 @@ class Conversion:
     Args:
         converted: the layers it made Gaussian.
         kept: those with parameters that it left as they are, and why: their type, that they are frozen, or excluded.
+        gaussian: the parameters that have a posterior, by name.
     """
 
     converted: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
+    gaussian: tuple[str, ...] = ()
 
 
 def to_variational(
@@ -80,7 +82,8 @@ def to_variational(
             raise TypeError(type(layer))
         layer.start_posterior(log_sigma2, strengths)
         _tie_variances(layer, variance_of)
-    return Conversion(tuple(chosen), kept)
+    gaussian = tuple(_joined(path, role) for path, strengths in chosen.items() for role in strengths)
+    return Conversion(tuple(chosen), kept, gaussian)
 
 
 def to_stock(module: nn.Module) -> nn.Module:

@@ -7,8 +7,6 @@
   computed from others, scripted modules.
 """
 
-from functools import cache
-
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -83,10 +81,17 @@ def form_of(layer: nn.Module, *, called: bool) -> type[VariationalLayer]:
     return _local_class(kind, LOCAL[_key(parent)])
 
 
-@cache
+#: Classes made so far for subclasses of layers in the table.
+_MADE: dict[type, type[VariationalLayer]] = {}
+
+
 def _local_class(kind: type[nn.Module], form: type[VariationalLayer]) -> type[VariationalLayer]:
     """`kind` in the form of a class that it is, or inherits from."""
-    return form if form.stock is kind else type(f"Variational{kind.__name__}", (form, kind), {})
+    if form.stock is kind:
+        return form
+    if kind not in _MADE:
+        _MADE[kind] = type(f"Variational{kind.__name__}", (form, kind), {})
+    return _MADE[kind]
 
 
 def _parent_in_table(kind: type[nn.Module]) -> type[nn.Module] | None:

@@ -49,6 +49,7 @@ __all__ = [
     "variational_weights",
 ]
 
+
 class VariationalWeight(NamedTuple):
     """One tensor of posterior means with its log-variances, under the name it has in the state dict."""
 

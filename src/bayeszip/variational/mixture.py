@@ -54,9 +54,7 @@ class MixtureStart:
 
     def by_layer(self, network: nn.Module) -> bool:
         """Whether the layers of a network have units of their own."""
-        return self.units == "layer" or (
-            self.units == "auto" and any(map(is_norm, network.modules()))
-        )
+        return self.units == "layer" or (self.units == "auto" and any(map(is_norm, network.modules())))
 
 
 @dataclass(frozen=True)

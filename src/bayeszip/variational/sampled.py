@@ -2,12 +2,11 @@
 
 Local reparameterization needs to know how outputs depend on weights. A sampled layer needs to know nothing: its class
 is exchanged for one in which the names of its Gaussian parameters give a sample in training, and θ otherwise, to
-whoever reads them. So recurrent layers (a sample for a whole sequence, as Fortunato et al. 2017 and Chirkova et al. 2018
-have it), attention, bilinear layers and modules of a user's own keep the forward they have. Within one call of
-the layer a parameter is drawn once.
+whoever reads them. So recurrent layers (one sample for a whole sequence, as in Chirkova et al. 2018), attention,
+bilinear layers and modules of a user's own keep the forward they have. Within one call of the layer a parameter is
+drawn once.
 """
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,12 +79,18 @@ class SampledRecurrent(SampledLayer):
         self.__dict__["_flat_weights"] = [self._parameters.get(name) for name in self._flat_weights_names]
 
 
-@cache
+#: Classes made so far: those of two layers of a kind are the same.
+_MADE: dict[tuple[type, tuple[str, ...]], Any] = {}
+
+
 def sampled_class(kind: type[nn.Module], roles: tuple[str, ...]) -> type[SampledLayer]:
     """`kind` with these of its parameters sampled."""
     base = SampledRecurrent if issubclass(kind, nn.RNNBase) else SampledLayer
-    members: dict[str, Any] = {role: _reader(role) for role in roles}
-    return type(f"Variational{kind.__name__}", (base, kind), {**members, "roles": roles})
+    if (kind, roles) not in _MADE:
+        members: dict[str, Any] = {role: _reader(role) for role in roles}
+        _MADE[kind, roles] = type(f"Variational{kind.__name__}", (base, kind), {**members, "roles": roles})
+    made: type[SampledLayer] = _MADE[kind, roles]
+    return made
 
 
 def _reader(role: str) -> property:

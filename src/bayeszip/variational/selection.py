@@ -25,8 +25,8 @@ class Strength:
 class Selection:
     """Which tensors become Gaussian, and how strongly each is pruned.
 
-    A pattern matches a parameter by its name or by that of a module it lies in: `encoder.*`, `*.bias`, `fc1`. Of several
-    strengths that match one the last counts.
+    A pattern matches a parameter by its name or by that of a module it lies in: `encoder.*`, `*.bias`, `fc1`. Of
+    several strengths that match one the last counts.
 
     >>> strength_of = Selection(exclude=("head",), strengths=(Strength("*.bias", 0.5),)).among(["fc.bias", "head.bias"])
     >>> strength_of("fc.bias"), strength_of("head.bias")

@@ -19,7 +19,7 @@ def called_layers(network: nn.Module, inputs: Sequence[Tensor]) -> frozenset[str
     training = [part for part in network.modules() if part.training]
     fused = torch.backends.mha.get_fastpath_enabled()
     hooks = [
-        part.register_forward_pre_hook(lambda module, given, path=path: called.add(path))  # type: ignore[misc]
+        part.register_forward_pre_hook(lambda module, given, path=path: called.add(path))
         for path, part in network.named_modules(remove_duplicate=False)
     ]
     try:
