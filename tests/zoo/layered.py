@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from zoo import Kind, add
 
-__all__ = ["BILINEAR", "CONV1D", "ENCODER", "GPT", "GRU", "LSTM", "OWN", "lstm_classifier"]
+__all__ = ["BILINEAR", "CONV1D", "ENCODER", "GPT", "GRU", "LENGTH", "LSTM", "OWN", "TOKENS", "majority"]
 
 TOKENS, LENGTH = 12, 10
 
@@ -15,13 +15,7 @@ def _tokens(seed: int, count: int, length: int = LENGTH) -> Tensor:
     return torch.randint(TOKENS, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
-def _first_wins(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sequences of tokens; the class is what the first of them says, whatever follows."""
-    tokens = _tokens(seed, count)
-    return tokens, tokens[:, 0] % 3
-
-
-def _majority(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def majority(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sequences of tokens; the class is of which kind most of them are."""
     tokens = _tokens(seed, count)
     tokens = torch.where(torch.arange(LENGTH) < 5, (torch.arange(count) % 3)[:, None] + 3 * (tokens // 3), tokens)
@@ -164,15 +158,10 @@ def _features(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def lstm_classifier() -> nn.Module:
-    """As the report of an LSTM whose file was larger than `pack`'s had it."""
-    return Recurrent(nn.LSTM)
-
-
-LSTM = add(Kind("LSTM classifier", lstm_classifier, _majority, examples=1024, epochs=20))
-GRU = add(Kind("GRU classifier", lambda: Recurrent(nn.GRU), _majority, examples=1024, epochs=20))
-ENCODER = add(Kind("nn.TransformerEncoder", Encoder, _majority, examples=1024, epochs=20))
+LSTM = add(Kind("LSTM classifier", lambda: Recurrent(nn.LSTM), majority, examples=1024, epochs=20))
+GRU = add(Kind("GRU classifier", lambda: Recurrent(nn.GRU), majority, examples=1024, epochs=20))
+ENCODER = add(Kind("nn.TransformerEncoder", Encoder, majority, examples=1024, epochs=20))
 GPT = add(Kind("small GPT", GPTNet, _counting, token_loss, examples=1024, epochs=20))
 BILINEAR = add(Kind("Bilinear", Pairing, _agreement, examples=2048, epochs=40))
-CONV1D = add(Kind("Hugging Face Conv1D", Transposed, _majority, examples=1024, epochs=20))
+CONV1D = add(Kind("Hugging Face Conv1D", Transposed, majority, examples=1024, epochs=20))
 OWN = add(Kind("own linear layers", _own, _features, examples=1024, epochs=10))
