@@ -23,7 +23,7 @@ _OWNERS = {
     "compress": "compressing",
     "load": "loading",
     "pack": "packing",
-    "preview": "preview",
+    "preview": "previewing",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

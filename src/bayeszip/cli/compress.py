@@ -206,7 +206,7 @@ def _show_preview(
     network: "nn.Module", loaders: "Loaders", recipe: "Recipe", device: "torch.device", pretrain: bool, as_json: bool
 ) -> None:
     """What the command would do without --dry-run."""
-    from bayeszip.preview import preview
+    from bayeszip.previewing import preview
 
     found = preview(
         network, loaders.train, val_loader=loaders.validation, recipe=recipe, device=device, pretrain=pretrain
