@@ -42,12 +42,12 @@ class Paired(nn.Module):
 class Cells(nn.Module):
     """A recurrent cell along a sequence."""
 
-    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+    def __init__(self, kind: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
         self.cell = kind(6, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        state = None
+    def forward(self, x: torch.Tensor) -> Any:
+        state: Any = None
         for step in range(3):
             state = self.cell(x[:, step], state)
         return state[0] if isinstance(state, tuple) else state

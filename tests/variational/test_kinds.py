@@ -39,8 +39,8 @@ class OwnRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(3, 3))
 
 
-def form(layer: nn.Module, **options: object) -> nn.Module:
-    to_variational(nn.Sequential(nn.Linear(1, 1), layer), **options)
+def form(layer: nn.Module, log_sigma2: float = -10.0) -> nn.Module:
+    to_variational(nn.Sequential(nn.Linear(1, 1), layer), log_sigma2=log_sigma2)
     return layer
 
 
