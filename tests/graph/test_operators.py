@@ -1,7 +1,7 @@
 """Every operator: what is traced computes what the module computed, at any batch size, and states its shapes."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
