@@ -48,9 +48,10 @@ from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
 from bayeszip.targets import Target
 from bayeszip.tensors import QuantizedTensor
-from bayeszip.variational import Term, check_materialized, to_stock, to_variational
+from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
+from bayeszip.variational.usage import called_layers
 
-__all__ = ["compress"]
+__all__ = ["compress", "converted", "examples_of", "plain_network"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -75,12 +76,16 @@ def compress(
     resume: bool = False,
     mixed_precision: str | None = None,
     augment: str | Augmentation | Transform | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    strengths: Mapping[str, float] | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
     Args:
-        model: a trained network. Layers that have no variational form, and frozen ones, stay as they are; weights that
-            are computed from others (weight norm, pruning masks) are taken as what they come to.
+        model: a trained network. What is frozen stays as it is; what else has no variational form is trained along
+            and, if it is a matrix, clustered as `pack` does. Weights that are computed from others (weight norm,
+            pruning masks) are taken as what they come to.
         train_loader: gives (inputs, targets), each a tensor or several; iterated once an epoch.
         val_loader: for accuracies in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
@@ -100,6 +105,9 @@ def compress(
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
         augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,affine=10`,
             an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
+        include, exclude: patterns on the names of parameters and modules (`encoder.*`, `*.bias`, `fc1`): only what the
+            former name is pruned and shared, and nothing that the latter do.
+        strengths: how strongly what a pattern names is pruned: factors on τ₁, `{"head.*": 0.5}`.
 
     In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its
     share of every batch, and all return the same result; the first alone watches, measures and writes checkpoints.
@@ -112,13 +120,14 @@ def compress(
     target = Target.of(max_bytes, min_ratio, max_accuracy_drop)
     if max_accuracy_drop is not None and val_loader is None:
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
-    settings, hardware = named_recipe(recipe).scaled(), resolve_device(device)
+    settings = named_recipe(recipe).scaled().selecting(include, exclude, strengths)
+    hardware = resolve_device(device)
     if settings.quantization.rate_trials:
         check_trials(val_loader, target)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
-    network = _plain_copy(model).to(hardware)
-    examples = _examples(train_loader, example_inputs)
+    network = plain_network(model).to(hardware)
+    examples = examples_of(train_loader, example_inputs)
     data = _Data(train_loader, count_examples(train_loader), loss, val_loader, augment)
     conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
     with (
@@ -131,7 +140,7 @@ def compress(
             training.fit(network, settings.pretraining)
         accuracy_before = training.accuracy(network)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        conversion = converted(network, settings, examples)
         close = partial(training.close, closing=settings.closing, teacher=teacher)
         ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True), training.renew)
         terms = start_terms(network, settings.phases, ending.starts(teacher))
@@ -157,7 +166,18 @@ def compress(
     return held_to(target, dataclasses.replace(result, fit=history), accuracy_before)
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
+def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
+    """Make the weights of `network` Gaussian as the recipe says."""
+    return to_variational(
+        network,
+        log_sigma2=settings.start_log_sigma2,
+        biases=settings.biases,
+        selection=settings.layers,
+        called=called_layers(network, examples),
+    )
+
+
+def plain_network(model: nn.Module) -> nn.Module:
     """A copy that can be trained and stored: without wrappers, its weights as what they come to."""
     model = unwrapped(model)
     check_materialized(model)
@@ -330,7 +350,7 @@ def _conditions(
     }
 
 
-def _examples(loader: Loader, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+def examples_of(loader: Loader, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
     if given is not None:
         return tuple(tensor.cpu() for tensor in given)
     for batch in loader:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
@@ -16,7 +17,7 @@ from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
@@ -33,6 +34,12 @@ __all__ = [
     "steering_towards",
 ]
 
+#: Shared values, besides 0, of a matrix that has no Gaussian weights.
+CLUSTERS = 64
+
+#: Shared values of a tensor of 16 bits are such as its own type can hold.
+_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
 
 def bytes_now(course: Course, settings: Recipe) -> int:
     """What the weights would take if they were quantized and coded now; the rest of a file not counted."""
@@ -45,6 +52,15 @@ def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarra
     """What the coder asks for each weight to be zero, and not to be, in bits, where these of a network's are kept."""
     model = CompressedModel({name: QuantizedTensor(own.astype(np.uint8), np.arange(2.0)) for name, own in kept.items()})
     return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
+
+
+def _clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
+    """The matrices among the tensors of a network that are no Gaussian weights, by shared values of their own."""
+    quantized = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > CLUSTERS and tensor.isfinite().all():
+            quantized[name] = cluster(tensor.float().cpu().numpy(), CLUSTERS, _SHORT.get(tensor.dtype))
+    return quantized
 
 
 def check_trials(validation: object | None, target: object | None) -> None:
@@ -82,7 +98,12 @@ class Ending:
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
-        return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+        copied = copy.deepcopy(network).cpu()
+        trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
+        for name, parameter in copied.named_parameters():
+            # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
+            parameter.requires_grad_(name in trained)
+        return Form(copied, self.examples, self.settings.coding, _clustered)
 
     def starts(self, teacher: nn.Module) -> dict[str, Any]:
         """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
@@ -111,6 +132,7 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
+        write_weights(network, form.others(quantized))
         accuracy, rate = self.accuracy(result.network()), self.settings.quantization.rate
         return dataclasses.replace(result, accuracy=accuracy, accuracy_snapped=snapped, rate=rate)
 

@@ -191,6 +191,34 @@ def test_both_ways_to_the_gradients_agree(coupled, dtype):
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
 
 
+class Attentive(nn.Module):
+    """Attention between two maps, whose packed weights are sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, bias=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_a_head_of_attention_is_a_unit():
+    network = Attentive()
+    units = units_of(network, torch.zeros(2, 4, 8))
+    weights = gaussian(network)
+    ratio = {w.name: (w.theta.square() * (-w.log_sigma2).exp()).detach() for w in weights}
+    assert set(ratio) == {"attention.in_proj_weight", "attention.out_proj.weight", "head.weight", "head.bias"}
+    made = ratio["attention.in_proj_weight"].view(3, 2, 4, 8).sum((0, 2, 3))
+    read = ratio["attention.out_proj.weight"].view(8, 2, 4).sum((0, 2))
+    heads = kl_log_uniform(torch.log((1 + 1 / made) * (1 + 1 / read) - 1)).sum()
+    # What attention gives to the head of the network is a unit for each of its outputs.
+    outputs = ratio["attention.out_proj.weight"].sum(1), ratio["head.weight"].sum(0)
+    between = kl_log_uniform(torch.log((1 + 1 / outputs[0]) * (1 + 1 / outputs[1]) - 1)).sum()
+    found = GroupPrior.start(network, units).divergence(weights).item()
+    assert found == pytest.approx((heads + between).item())
+
+
 def test_without_a_graph_rows_and_columns_are_by_themselves():
     network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     weights = gaussian(network)

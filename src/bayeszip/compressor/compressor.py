@@ -124,7 +124,12 @@ class Compressor:
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         settings = self.recipe
-        self.conversion = to_variational(self.model, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        self.conversion = to_variational(
+            self.model,
+            log_sigma2=settings.start_log_sigma2,
+            biases=settings.biases,
+            selection=settings.layers,
+        )
         self._weights = tuple(variational_weights(self.model))
         #: The terms of the objective, which hold what is trained beside the model.
         self.terms = start_terms(self.model, settings.phases, {**settings.starts, Rate.name: prices_of_zeros})

@@ -20,7 +20,7 @@ from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
 
-__all__ = ["Fold", "coupled_units", "drop_dead_units"]
+__all__ = ["Fold", "coupled_dims", "coupled_units", "drop_dead_units"]
 
 #: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
@@ -72,6 +72,15 @@ def coupled_units(model: CompressedModel) -> dict[str, tuple[np.ndarray, ...]] |
     if model.graph is None or not states_inputs(model.graph):
         return None
     return _Pass(model, "never", 1, packed=True, new_biases=False).units()
+
+
+def coupled_dims(model: CompressedModel, *, packed: bool) -> dict[str, list[np.ndarray]]:
+    """For each dimension of each tensor, its coordinates as numbers: those with the same stay or go together.
+
+    Args:
+        packed: take a dimension that is split into 3 and the rest for packed queries, keys and values.
+    """
+    return _Pass(model, "never", 1, packed=packed, new_biases=False)._coordinates
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from bayeszip.variational.layers import (
     Live,
     VariationalEmbedding,
     VariationalLayer,
+    VariationalTransposedLinear,
     VariationalWeight,
     _VariationalConvTranspose,
     variational_weights,
@@ -227,7 +228,7 @@ def _sides(units: Units) -> tuple[dict[str, list[np.ndarray]], int]:
 
 def _is_turned(layer: VariationalLayer) -> bool:
     """Whether the columns of a layer's weight are what it makes."""
-    return isinstance(layer, VariationalEmbedding | _VariationalConvTranspose)
+    return isinstance(layer, VariationalEmbedding | VariationalTransposedLinear | _VariationalConvTranspose)
 
 
 def _other(sides: np.ndarray) -> np.ndarray:
