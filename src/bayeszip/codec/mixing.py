@@ -22,11 +22,12 @@ from bayeszip.codec.cells import (
     weigh_cell,
 )
 from bayeszip.codec.compilation import compiled, entry
-from bayeszip.codec.evidence import UNIT_WEIGHT, decide, weigh
+from bayeszip.codec.evidence import UNIT_WEIGHT, decide, squash, weigh
 from bayeszip.codec.matrix import MOST_LAG, Survey, View
+from bayeszip.codec.pricing import CANDIDATES, Pricing, bits_of, candidate, distance
 from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels"]
+__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels", "price_values"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
 _VALUE_WEIGHTS = (9000, 5000, 1000, 13000, 10000, 4000)
@@ -189,10 +190,12 @@ def code_mixed(
     values: int,
     levels: int,
     model: MixingModel,
+    pricing: Pricing | None,
 ) -> Span:
     """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight.
 
-    `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown.
+    `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown. A `pricing` is filled in, and
+    may choose what is written.
     """
     above = -1
     weights = taken_weights(cell_weights)
@@ -200,7 +203,7 @@ def code_mixed(
         if rows[row]:
             _begin_row(model, row, above)
             span, weights = _code_row(span, buffer, end, symbols, row, above, len(rows), units, kernel, lag,
-                                      weights, value_weights, values, levels, model)  # fmt: skip
+                                      weights, value_weights, values, levels, model, pricing)  # fmt: skip
             above = row
     for index in range(len(weights)):
         cell_weights[index] = weights[index]
@@ -235,6 +238,7 @@ def _code_row(
     values: int,
     levels: int,
     model: MixingModel,
+    pricing: Pricing | None,
 ) -> tuple[Span, CellWeights]:
     """Codes the live cells of a row; also returns the weights of the mixture as they have become."""
     here, before, over, twins = model.here, model.before, model.over, model.twin
@@ -256,6 +260,11 @@ def _code_row(
         places = find_cell(zeros, ones, here, over, before, FIRST_ROW + row, own + column, column, units[column],
                            in_kernel, kernel, lag, order)  # fmt: skip
         probability, inputs = weigh_cell(zeros, ones, for_zero, for_one, places, cell_weights, lag)
+        if pricing is not None:
+            _look_around(symbols, here, place, at, lag, levels, model.near)
+            model.near[0] = last
+            symbols[place] = _price_cell(pricing, symbols[place], place, probability, values, levels, value_weights,
+                                         model)  # fmt: skip
         bit, span = code_bit(span, buffer, end, probability, 1 if symbols[place] else 0)
         cell_weights = moved_weights(cell_weights, inputs, probability, bit)
         learn_cell(zeros, ones, places, bit)
@@ -303,6 +312,37 @@ def _followed(level: int, since: int, bit: int, twin: int) -> tuple[int, int]:
 
 
 @compiled
+def _price_cell(
+    pricing: Pricing,
+    before: int,
+    place: int,
+    probability: int,
+    values: int,
+    levels: int,
+    value_weights: np.ndarray,
+    model: MixingModel,
+) -> int:
+    """Writes down what the cell at hand costs; returns what it takes: `before`, or the cheapest if it has an aim."""
+    zero, weight = bits_of(probability, 0), bits_of(probability, 1)
+    pricing.zero[place], pricing.weight[place] = zero, weight
+    if not len(pricing.means):
+        pricing.paid[place] = weight + _price_value(pricing, before - 1, values, levels, value_weights, model) if (
+            before) else zero  # fmt: skip
+        return before
+    chosen, paid = 0, zero
+    least = zero + distance(pricing, place, 0)
+    for index in range(CANDIDATES):
+        rank = candidate(pricing, place, before, index)
+        if rank and weight + distance(pricing, place, rank) < least:
+            bits = weight + _price_value(pricing, rank - 1, values, levels, value_weights, model)
+            cost = bits + distance(pricing, place, rank)
+            if cost < least:
+                chosen, paid, least = rank, bits, cost
+    pricing.paid[place] = paid
+    return chosen
+
+
+@compiled
 def _look_around(
     symbols: np.ndarray, here: np.ndarray, place: int, at: int, lag: int, levels: int, near: np.ndarray
 ) -> None:
@@ -340,24 +380,60 @@ def _code_value(
     model: MixingModel,
 ) -> tuple[int, Span]:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
-    zeros, ones, places, inputs, near = model.value_zeros, model.value_ones, model.places, model.inputs, model.near
-    shallow = min(1 << levels, _SHALLOW)
-    start = 2 << levels
+    zeros, ones, places, inputs = model.value_zeros, model.value_ones, model.places, model.inputs
     node = 1
     for level in range(levels - 1, -1, -1):
         bit = 0
         if ((2 * node + 1) << level) - (1 << levels) < values:
-            places[0] = (1 << levels) + node
-            places[1] = node
-            count = 2
-            if node < shallow:
-                count = _VALUE_INPUTS
-                places[2] = start + near[0] * shallow + node
-                places[3] = start + (_CLASSES + near[1]) * shallow + node
-                places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow + node
-                places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow + node
+            count = _see_value(places, node, levels, model.near)
             odds = weigh(zeros, ones, places, inputs, weights, count, _VALUE_PRIOR)
             bit, span = decide(span, buffer, end, rank >> level & 1, odds, zeros, ones, places, inputs, weights,
                                count, _VALUE_RATE, _MOST)  # fmt: skip
         node = 2 * node + bit
     return node - (1 << levels), span
+
+
+@compiled
+def _see_value(places: np.ndarray, node: int, levels: int, near: np.ndarray) -> int:
+    """Finds the contexts of a decision about a value; returns how many there are."""
+    places[0] = (1 << levels) + node
+    places[1] = node
+    shallow = min(1 << levels, _SHALLOW)
+    if node >= shallow:
+        return 2
+    start = (2 << levels) + node
+    places[2] = start + near[0] * shallow
+    places[3] = start + (_CLASSES + near[1]) * shallow
+    places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow
+    places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow
+    return _VALUE_INPUTS
+
+
+@compiled
+def _price_value(
+    pricing: Pricing, rank: int, values: int, levels: int, weights: np.ndarray, model: MixingModel
+) -> float:
+    """The bits that `_code_value` would take for this rank now."""
+    places, inputs = pricing.places, pricing.inputs
+    bits = 0.0
+    node = 1
+    for level in range(levels - 1, -1, -1):
+        bit = 0
+        if ((2 * node + 1) << level) - (1 << levels) < values:
+            bit = rank >> level & 1
+            count = _see_value(places, node, levels, model.near)
+            odds = weigh(model.value_zeros, model.value_ones, places, inputs, weights, count, _VALUE_PRIOR)
+            bits += bits_of(squash((odds + (1 << 19)) >> 20), bit)
+        node = 2 * node + bit
+    return bits
+
+
+@entry
+def price_values(
+    asked: np.ndarray, values: int, levels: int, weights: np.ndarray, model: MixingModel, pricing: Pricing
+) -> None:
+    """What each value, by rank from 1, would cost now where no weight is near."""
+    for index in range(len(model.near)):
+        model.near[index] = 0
+    for rank in range(values):
+        asked[rank + 1] = _price_value(pricing, rank, values, levels, weights, model)
