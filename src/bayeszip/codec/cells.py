@@ -43,9 +43,9 @@ _BY_ZEROS = tabulated(np.array([0] * 4 + [1] * 12 + [2] * 48 + [3], dtype=np.int
 _BY_SHARE = tabulated(np.array([11] + [12 - share.bit_length() for share in range(1, 129)], dtype=np.int64))
 
 #: where the evidence of a cell's inputs lies: of its row, its column, and seven contexts; the tensor's is at 0
-CellPlaces = tuple[int, int, int, int, int, int, int, int, int]
-#: of the inputs: the tensor's, the nine above, and the columns around
-CellWeights = tuple[int, int, int, int, int, int, int, int, int, int, int]
+CellPlaces = tuple[int, ...]
+#: one number for each input: the tensor's, the nine above, and the columns around
+CellWeights = tuple[int, ...]
 
 
 @compiled

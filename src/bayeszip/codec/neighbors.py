@@ -73,8 +73,20 @@ class Neighbors(NamedTuple):
         weights[: max(levels - 8, 0), 0] = _ALONE * (UNIT_WEIGHT >> 16)
         contexts, places, inputs = np.zeros((3, _INPUTS), dtype=np.int64)
         rows = np.zeros((3, _margin(view) + view.columns + 1), dtype=np.int32)
-        sizes, pairs = _sizes(spread, _SUM, values), _sizes(spread, _PAIR, values)
-        return cls(*evidence, weights, sizes, pairs, _signs(spread, values), contexts, places, inputs, *rows)
+        return cls(
+            zeros=evidence[0],
+            ones=evidence[1],
+            weights=weights,
+            sizes=_sizes(spread, _SUM, values),
+            pairs=_sizes(spread, _PAIR, values),
+            signs=_signs(spread, values),
+            contexts=contexts,
+            places=places,
+            inputs=inputs,
+            here=rows[0],
+            above=rows[1],
+            higher=rows[2],
+        )
 
 
 def _margin(view: View) -> int:
