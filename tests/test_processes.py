@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from bayeszip.errors import Interrupted, ModelError, RecipeError
-from bayeszip.experiments.plan import parse_seeds
+from bayeszip.experiments.runs import parse_seeds
 from bayeszip.processes import MPS_CONTROL, Workers, side_by_side, untouched_device
 
 

@@ -83,6 +83,10 @@ class Recipe:
             raise RecipeError(f"{self.name}: phases need names of their own, not {', '.join(sorted(doubled))}")
         if self.quantization.assignment == "mixture" and not any(phase.tau2 for phase in self.phases):
             raise RecipeError(f"{self.name}: no phase trains the mixture (τ₂ > 0); set quantization.assignment=fit")
+        if self.quantization.rate and self.coding.coder == "csr-huffman":
+            raise RecipeError(
+                f"{self.name}: bits are those of the coder context; set quantization.rate=0 for csr-huffman"
+            )
 
     def scaled(self) -> "Recipe":
         """The same with `epochs_scale` applied; a phase that had an epoch keeps at least one."""

@@ -19,19 +19,21 @@ from bayeszip.tensors import Aim, CompressedModel, QuantizedTensor, RawTensor
 #: A file ends in whole bytes, zeros at its end left out.
 LAST_BYTES = 2
 
+VALUES = np.array([0.0, -2.0, -1.0, 1.0, 2.0, 3.0])
+
 
 def quick(seed: int = 0) -> CompressedModel:
     """A tensor that the quick model codes."""
     random = np.random.default_rng(seed)
     symbols = random.integers(1, 6, size=(400, 1400)) * (random.random((400, 1400)) < 0.03)
-    return CompressedModel({"weight": QuantizedTensor(symbols, [0, -2, -1, 1, 2, 3.0])})
+    return CompressedModel({"weight": QuantizedTensor(symbols, VALUES)})
 
 
 def with_scales() -> CompressedModel:
     random = np.random.default_rng(0)
     symbols = random.integers(1, 6, size=(20, 30)) * (random.random((20, 30)) < 0.2)
-    scale = QuantizedTensor(1 + np.arange(20) % 3, [0, 0.5, 1, 2])
-    return CompressedModel({"weight": QuantizedTensor(symbols, [0, -2, -1, 1, 2, 3.0], scale=scale)})
+    scale = QuantizedTensor(1 + np.arange(20) % 3, np.array([0, 0.5, 1, 2]))
+    return CompressedModel({"weight": QuantizedTensor(symbols, VALUES, scale=scale)})
 
 
 def noisy_aims(model: CompressedModel, noise: float = 0.3) -> dict[str, Aim]:
@@ -44,7 +46,10 @@ def noisy_aims(model: CompressedModel, noise: float = 0.3) -> dict[str, Aim]:
 
 
 def cost(model: CompressedModel, aims: dict[str, Aim], strength: float) -> float:
-    missed = sum(aim.missed_by(model.tensors[name].dequantize()) for name, aim in aims.items())
+    missed = 0.0
+    for name, aim in aims.items():
+        tensor = model.tensors[name]
+        missed += aim.missed_by(tensor.dequantize()) if isinstance(tensor, QuantizedTensor) else math.inf
     return missed + strength * math.log(2) * codec.prices(model).bits
 
 
@@ -150,7 +155,7 @@ def test_the_choice_of_a_last_weight_is_that_of_enumeration(strength):
     aim = Aim(np.array([-1, 0, 1, 0, 0, -1, -1, 0, 0, 0, -1, 0.6]), np.array([1e9] * 11 + [2.0]))
 
     def ending_in(symbol: int) -> CompressedModel:
-        return CompressedModel({"v": QuantizedTensor(np.append(symbols[:-1], symbol), [0, -1.0, 1.0])})
+        return CompressedModel({"v": QuantizedTensor(np.append(symbols[:-1], symbol), np.array([0, -1.0, 1.0]))})
 
     costs = [cost(ending_in(symbol), {"v": aim}, strength) for symbol in range(3)]
     for start in range(3):

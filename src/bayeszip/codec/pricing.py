@@ -70,7 +70,7 @@ def distance(pricing: Pricing, place: int, rank: int) -> float:
 
 @compiled
 def candidate(pricing: Pricing, place: int, before: int, index: int) -> int:
-    """The rank of a value that the cell may take; 0: none. `before` is what it was."""
+    """The rank of a value that the cell may take, one nearer than zero; 0: none. `before` is what it was."""
     rank = pricing.nearest[place]
     if index == 1:
         rank -= 1
@@ -78,4 +78,7 @@ def candidate(pricing: Pricing, place: int, before: int, index: int) -> int:
         rank += 1
     elif index == 3:
         rank = before
-    return rank if 1 <= rank < len(pricing.values) else 0
+    if not 1 <= rank < len(pricing.values):
+        return 0
+    value, mean = pricing.values[rank], pricing.means[place]
+    return rank if abs(mean - value) < abs(mean) else 0
