@@ -187,6 +187,15 @@ def test_describing_many_streams_is_linear():
     assert seconds(4000) < 24 * seconds(500) + 0.5
 
 
+def test_threads_keep_their_models_within_what_reading_may_take(small_streams):
+    outline = outline_of(network())
+    groups = ways.grouped(outline, 1)
+    assert streams._most_threads(outline, groups) == (24 * 2**20 + outline.memory) // (2**21 + 4 * 17 * 2**16 + 24 * 40)
+    vector = outline_of(CompressedModel({"w": QuantizedTensor(np.zeros(2**19, dtype=np.uint8), CODEBOOK)}))
+    assert streams._most_threads(vector, [vector.tensors]) == 1
+    assert streams._most_threads(outline_of(CompressedModel({})), [()]) == 12
+
+
 def test_tasks_side_by_side_keep_their_order(monkeypatch):
     monkeypatch.setenv("BAYESZIP_THREADS", "4")
     assert thread_count() == 4

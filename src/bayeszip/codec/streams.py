@@ -30,6 +30,8 @@ _SAMPLE = 1 << 16
 _WORTH_THOROUGH, _WORTH_NEIGHBORS = 50, 200
 #: what the quick model takes to learn, in bytes of a sample
 _LEARNING = 32
+#: bytes that all models together may take beside the tensors; of one stream's, for each byte of a raw element, a column
+_SPARE, _MODEL, _RAW_MODEL, _COLUMN = 24 << 20, 2 << 20, 17 << 16, 24
 _LENGTH = Number("length of a stream")
 
 
@@ -70,7 +72,8 @@ class ContextCoder:
         except InvalidField as error:
             raise ModelError(f"the ways {self.ways} don't suit the model: {error}") from error
         groups = grouped(outline, self.option)
-        streams = side_by_side([partial(_written, model, replace(outline, tensors=group), ways) for group in groups])
+        tasks = [partial(_written, model, replace(outline, tensors=group), ways) for group in groups]
+        streams = side_by_side(tasks, _most_threads(outline, groups))
         head = bytearray()
         for stream in streams[:-1]:
             _LENGTH.write(head, len(stream))
@@ -93,10 +96,21 @@ class ContextCoder:
             tasks.append(partial(_read, replace(outline, tensors=group), ways, data, begin, until))
             begin = until
         tensors: dict[str, QuantizedTensor | RawTensor] = {}
-        for found, told in side_by_side(tasks):
+        for found, told in side_by_side(tasks, _most_threads(outline, groups)):
             tensors |= found
             parts += told
         return tensors
+
+
+def _most_threads(outline: Outline, groups: list[tuple[TensorOutline, ...]]) -> int:
+    """As many as keep their models, beside the tensors, within what reading a file may take."""
+
+    def models(group: tuple[TensorOutline, ...]) -> int:
+        raw = {outline.itemsize(tensor) for tensor in group if tensor.dtype is not None}
+        columns = max((view_of(tensor.shape).columns for tensor in group), default=0)
+        return _MODEL + _RAW_MODEL * sum(raw) + _COLUMN * columns
+
+    return max(1, (_SPARE + outline.memory) // max(map(models, groups)))
 
 
 def _written(model: CompressedModel, outline: Outline, ways: Ways) -> bytes:

@@ -19,9 +19,13 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def side_by_side(tasks: Sequence[Callable[[], Found]]) -> list[Found]:
-    """What the tasks return, in their order; of several errors, that of the first task is raised."""
-    threads = min(thread_count(), len(tasks))
+def side_by_side(tasks: Sequence[Callable[[], Found]], most: int = 64) -> list[Found]:
+    """What the tasks return, in their order; of several errors, that of the first task is raised.
+
+    Args:
+        most: threads, whatever the number of cores.
+    """
+    threads = min(thread_count(), len(tasks), most)
     if threads < 2:
         return [task() for task in tasks]
     found: dict[int, Found] = {}
