@@ -218,6 +218,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page again from report.json")
     parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     if not arguments.page:
         steps = [step for step in arguments.steps.split(",") if step]
         campaign(arguments.mutations, arguments.minutes, arguments.jobs, arguments.bounds, steps, arguments.output)

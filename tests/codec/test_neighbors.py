@@ -81,6 +81,7 @@ def test_a_spread_is_the_logarithm_of_the_mean_magnitude():
     # Three values below zero: ranks 1, 2, 3 are −3, −2, −1; 4 is 1.
     assert spread_of(np.array([0, 1, 3, 4], dtype=np.uint8), 3, 4) == log_count(16 * (3 + 1 + 1) // 4) // 32
     assert spread_of(np.zeros(9, dtype=np.uint8), 3, 9) == 0
+    assert spread_of(np.zeros(9, dtype=np.uint8), 3, 0) == 0  # a file may say that no row is live
 
 
 @pytest.mark.parametrize("spread", [0, 22, 40, 127])

@@ -7,7 +7,7 @@ than it reads lists. So inputs stand one below the other where a loop over them 
 import numpy as np
 
 from bayeszip.codec.compilation import compiled, tabulated
-from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, log_count, squash
+from bayeszip.codec.evidence import LOG, LOG_DIRECT, LOG_OF_16, ONE_COUNT, log_count, squash
 
 __all__ = [
     "CELL_PRIORS",
@@ -42,7 +42,7 @@ _HALF = 1 << 15
 _BY_ZEROS = tabulated(np.array([0] * 4 + [1] * 12 + [2] * 48 + [3], dtype=np.int64))
 _BY_SHARE = tabulated(np.array([11] + [12 - share.bit_length() for share in range(1, 129)], dtype=np.int64))
 
-#: where the evidence of a cell's inputs lies: of its row, its column, and seven contexts; the tensor's is at 0
+#: where the evidence of a cell's inputs lies: of the tensor (0), its row, its column, and seven contexts
 CellPlaces = tuple[int, ...]
 #: one number for each input: the tensor's, the nine above, and the columns around
 CellWeights = tuple[int, ...]
@@ -75,12 +75,15 @@ def find_cell(
         crowd += 2 * back + back_left + back_right + back2
         if lag > 2:
             crowd += here[at - lag - 2] + here[at - lag + 2]
-            wide += _back(before, at, lag) + _back(before, at, 2 * lag) + _back(before, at, 3 * lag)
+            wide += before[at - lag + _REACH + 1 if lag > _REACH else at] - before[at - lag - _REACH]
+            wide += before[at - 2 * lag + _REACH + 1] - before[at - 2 * lag - _REACH]
+            wide += before[at - 3 * lag + _REACH + 1] - before[at - 3 * lag - _REACH]
     upper = over[at] + 2 * over[at - 1] + 4 * over[at + 1]
     if kernel > 1 and column >= kernel:
         upper += 8 * here[at - kernel]
     in_row = _bucket(ones[row], zeros[row])
     return (
+        0,
         row,
         own,
         _ABOVE + upper + 16 * (crowd if crowd < 3 else 3),
@@ -92,12 +95,6 @@ def find_cell(
         + ((in_kernel if in_kernel < 7 else 7) + 8 * (left + back) if kernel > 1 else crowd if crowd < 9 else 9),
         _ORDER + order,
     )
-
-
-@compiled
-def _back(before: np.ndarray, at: int, back: int) -> int:
-    """The weights in the nine columns around the one that lies so far back, as far as they are known."""
-    return before[at - back + _REACH + 1 if back > _REACH else at] - before[at - back - _REACH]
 
 
 @compiled
@@ -123,35 +120,72 @@ def weigh_cell(
 
     All inputs are less the first. The last is that of the columns around, and has no evidence of its own.
     """
-    p1, p2, p3, p4, p5, p6, p7, p8, p9 = places
+    _, p1, p2, p3, p4, p5, p6, p7, p8, p9 = places
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10 = weights
     b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10 = for_zero
     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10 = for_one
-    log, direct = LOG, LOG_DIRECT
-    base = log_count(ones[0] + a0) - log_count(zeros[0] + b0)
+    log, direct, far = LOG, LOG_DIRECT, LOG_OF_16
+    one, zero = ones[0] + a0, zeros[0] + b0
+    base = (log[one] if one < direct else log[one >> 4] + far) - (log[zero] if zero < direct else log[zero >> 4] + far)
     one, zero = ones[p2] + ones[p2 - 1] + ones[p2 + 1] + a10, zeros[p2] + zeros[p2 - 1] + zeros[p2 + 1] + b10
     if lag:
         one += ones[p2 - lag] + ones[p2 + lag]
         zero += zeros[p2 - lag] + zeros[p2 + lag]
-    x10 = log_count(one) - log_count(zero) - base
+    x10 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
     one, zero = ones[p1] + a1, zeros[p1] + b1
-    x1 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x1 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p2] + a2, zeros[p2] + b2
-    x2 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x2 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p3] + a3, zeros[p3] + b3
-    x3 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x3 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p4] + a4, zeros[p4] + b4
-    x4 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x4 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p5] + a5, zeros[p5] + b5
-    x5 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x5 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p6] + a6, zeros[p6] + b6
-    x6 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x6 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p7] + a7, zeros[p7] + b7
-    x7 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x7 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p8] + a8, zeros[p8] + b8
-    x8 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x8 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     one, zero = ones[p9] + a9, zeros[p9] + b9
-    x9 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
+    x9 = (
+        (log[one] if one < direct else log[one >> 4] + far)
+        - (log[zero] if zero < direct else log[zero >> 4] + far)
+        - base
+    )
     odds = (w0 * base + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
             + w6 * x6 + w7 * x7 + w8 * x8 + w9 * x9 + w10 * x10)  # fmt: skip
     return squash((odds + (1 << 19)) >> 20), (base, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10)
@@ -187,21 +221,11 @@ def taken_weights(weights: np.ndarray) -> CellWeights:
 
 @compiled
 def learn_cell(zeros: np.ndarray, ones: np.ndarray, places: CellPlaces, bit: int) -> None:
-    """Counts the bit in the evidence of the tensor and of all places."""
+    """Counts the bit in the evidence at all places."""
     seen, others = (ones, zeros) if bit else (zeros, ones)
-    _count(seen, others, 0)
     for place in places:
         more = seen[place] + ONE_COUNT
         if more > _MOST:
             more >>= 1
             others[place] >>= 1
         seen[place] = more
-
-
-@compiled
-def _count(seen: np.ndarray, others: np.ndarray, place: int) -> None:
-    more = seen[place] + ONE_COUNT
-    if more > _MOST:
-        more >>= 1
-        others[place] >>= 1
-    seen[place] = more

@@ -95,12 +95,12 @@ def _margin(view: View) -> int:
 
 
 def spread_of(symbols: np.ndarray, negative: int, cells: int) -> int:
-    """The mean magnitude of a tensor's signed numbers over its live cells, as it is told."""
+    """The mean magnitude of a tensor's signed numbers over its live cells (a file may lie to have none), as told."""
     total = 0
     for first in range(0, symbols.size, _BLOCK):
         ranks = symbols[first : first + _BLOCK].astype(np.int64)
         total += int(np.where(ranks > negative, ranks - negative, (negative + 1 - ranks) * (ranks > 0)).sum())
-    return log_count(max(1, 16 * total // cells)) // _SPREAD_STEP
+    return log_count(max(1, 16 * total // max(1, cells))) // _SPREAD_STEP
 
 
 def _sizes(spread: int, parts: int, values: int) -> np.ndarray:
