@@ -124,68 +124,32 @@ def weigh_cell(
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10 = weights
     b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10 = for_zero
     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10 = for_one
-    log, direct, far = LOG, LOG_DIRECT, LOG_OF_16
+    log, top, far = LOG, LOG_DIRECT, LOG_OF_16
     one, zero = ones[0] + a0, zeros[0] + b0
-    base = (log[one] if one < direct else log[one >> 4] + far) - (log[zero] if zero < direct else log[zero >> 4] + far)
+    base = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far)
+    one, zero = ones[p1] + a1, zeros[p1] + b1
+    x1 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p2] + a2, zeros[p2] + b2
+    x2 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p3] + a3, zeros[p3] + b3
+    x3 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p4] + a4, zeros[p4] + b4
+    x4 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p5] + a5, zeros[p5] + b5
+    x5 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p6] + a6, zeros[p6] + b6
+    x6 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p7] + a7, zeros[p7] + b7
+    x7 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p8] + a8, zeros[p8] + b8
+    x8 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
+    one, zero = ones[p9] + a9, zeros[p9] + b9
+    x9 = (log[one] if one < top else log[one >> 4] + far) - (log[zero] if zero < top else log[zero >> 4] + far) - base
     one, zero = ones[p2] + ones[p2 - 1] + ones[p2 + 1] + a10, zeros[p2] + zeros[p2 - 1] + zeros[p2 + 1] + b10
     if lag:
         one += ones[p2 - lag] + ones[p2 + lag]
         zero += zeros[p2 - lag] + zeros[p2 + lag]
-    x10 = (log[one] if one < direct else log_count(one)) - (log[zero] if zero < direct else log_count(zero)) - base
-    one, zero = ones[p1] + a1, zeros[p1] + b1
-    x1 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p2] + a2, zeros[p2] + b2
-    x2 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p3] + a3, zeros[p3] + b3
-    x3 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p4] + a4, zeros[p4] + b4
-    x4 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p5] + a5, zeros[p5] + b5
-    x5 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p6] + a6, zeros[p6] + b6
-    x6 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p7] + a7, zeros[p7] + b7
-    x7 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p8] + a8, zeros[p8] + b8
-    x8 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
-    one, zero = ones[p9] + a9, zeros[p9] + b9
-    x9 = (
-        (log[one] if one < direct else log[one >> 4] + far)
-        - (log[zero] if zero < direct else log[zero >> 4] + far)
-        - base
-    )
+    x10 = (log[one] if one < top else log_count(one)) - (log[zero] if zero < top else log_count(zero)) - base
     odds = (w0 * base + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
             + w6 * x6 + w7 * x7 + w8 * x8 + w9 * x9 + w10 * x10)  # fmt: skip
     return squash((odds + (1 << 19)) >> 20), (base, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10)
