@@ -10,14 +10,24 @@ from torch import Tensor, nn
 
 from bayeszip import codec
 from bayeszip.errors import TargetError
-from bayeszip.fitting import Course, Steering
+from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, round_codebook
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
-from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
+from bayeszip.targets import (
+    FINER,
+    ByteSteering,
+    Quality,
+    QualitySteering,
+    Target,
+    better,
+    largest_within,
+    smallest_good,
+    within_bytes,
+)
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import variational_weights
 
@@ -39,7 +49,7 @@ class Ending:
         network: plain, with the trained weights.
         examples: its inputs, to trace it with.
         close: trains the shared values of a network with these symbols; None: they stay as they are.
-        accuracy: of the network that a file holds; None: it is not asked for.
+        judge: what the network that a file holds comes to.
         renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
     """
@@ -48,7 +58,7 @@ class Ending:
     examples: tuple[Tensor, ...] | None
     settings: Recipe
     close: Callable[[nn.Module, Mapping[str, QuantizedTensor], SharedValues], None] | None
-    accuracy: Callable[[nn.Module], float | None]
+    judge: Callable[[nn.Module], Figures]
     renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
 
@@ -68,7 +78,7 @@ class Ending:
         network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
         self._renew(network)
-        snapped = self.accuracy(network)
+        snapped = self.judge(network)
         quantized = self._with_trained_values(network, quantized)
         form = self.form(network)
         if budget is not None:
@@ -76,18 +86,34 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
-        return dataclasses.replace(result, accuracy=self.accuracy(result.network()), accuracy_snapped=snapped)
+        died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
+        return dataclasses.replace(result, figures=self.judge(result.network()), snapped=snapped, died=died)
 
-    def towards(self, target: Target | None, posterior: Posterior, accuracy_before: float | None) -> Result:
+    def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target."""
         how = self.settings.quantization
-        if target is None:
-            return self.finish(quantize(posterior, how), posterior)
-        budget = target.budget(parameter_count(self.network))
+        if quality is not None:
+            return smallest_good(posterior, how, lambda symbols: self.finish(symbols, posterior), quality)
+        budget = target.budget(parameter_count(self.network)) if target is not None else None
         if budget is None:
-            floor = (accuracy_before or 0.0) - (target.max_accuracy_drop or 0.0) / 100
-            return smallest_accurate(posterior, how, lambda symbols: self.finish(symbols, posterior), floor)
+            return self.finish(quantize(posterior, how), posterior)
         return self.within(budget, posterior, how)
+
+    def untrained(self, posterior: Posterior, quality: Quality) -> Result:
+        """The network as it came, by as many shared values as it takes to keep a figure; the most there are if none do.
+
+        Args:
+            posterior: of the network before it was trained.
+        """
+        best: Result | None = None
+        for values in FINER:
+            how = Quantization(assignment="fit", components=values, codebook_bits=32)
+            best = better(self.finish(quantize(posterior, how), posterior), best, quality)
+            if quality.is_kept(best.figures):
+                break
+        if best is None:  # never: there is at least one number of values
+            raise TypeError(FINER)
+        return best
 
     def within(self, budget: int, posterior: Posterior, how: Quantization) -> Result:
         """A file of at most `budget` bytes."""
@@ -136,9 +162,17 @@ class BesideWeights:
 
 
 def steering_towards(
-    target: Target | None, network: nn.Module, teacher: nn.Module, ending: Ending, accuracy_before: float | None
+    target: Target | None,
+    network: nn.Module,
+    teacher: nn.Module,
+    ending: Ending,
+    quality: Quality | None,
+    ceiling: float | None = None,
 ) -> Steering:
     """What steers the training of `network` towards the target.
+
+    Args:
+        ceiling: the most that the strength may be.
 
     Raises:
         TargetError: it can't be reached, whatever the training does.
@@ -146,10 +180,9 @@ def steering_towards(
     settings = ending.settings
     if target is None:
         return Steering()
-    budget = target.budget(parameter_count(teacher))
-    if budget is None:
-        drop = (target.max_accuracy_drop or 0.0) / 100
-        return AccuracySteering(settings.phases, floor=(accuracy_before or 0.0) - drop, drop=drop)
+    if quality is not None:
+        return QualitySteering(settings.phases, quality=quality, ceiling=ceiling)
+    budget = target.budget(parameter_count(teacher)) or 0
     shapes = {weight.name: weight.theta.shape for weight in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
     largest_within(nothing, Posterior.of(network), ending.form(teacher).size, budget)
@@ -162,13 +195,13 @@ def steering_towards(
     )
 
 
-def held_to(target: Target | None, result: Result, accuracy_before: float | None) -> Result:
+def held_to(target: Target | None, result: Result) -> Result:
     """`result`, unless it misses the target.
 
     Raises:
         TargetError: it does; holds the result.
     """
-    missed = target.missed_by(result, accuracy_before) if target else None
+    missed = target.missed_by(result, result.fit.before, result.fit.metric) if target and result.fit else None
     if missed:
         raise TargetError(missed, result)
     return result

@@ -9,14 +9,16 @@ whole batch. Noise differs between processes; everything else stays the same bit
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bayeszip.fitting.batches import Loader
+from bayeszip.fitting.evaluation import Figures
 
-__all__ = ["Engine", "SingleProcess", "in_precision"]
+__all__ = ["Engine", "SingleProcess", "in_precision", "told"]
 
 
 class Engine(Protocol):
@@ -104,3 +106,9 @@ class SingleProcess:
 def in_precision(mixed_precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Around whatever may be computed in bf16, if it may."""
     return contextlib.nullcontext() if mixed_precision == "no" else torch.autocast(device.type, torch.bfloat16)
+
+
+def told(engine: Engine, judge: Callable[[], Figures]) -> Figures:
+    """What the main process finds, on all of them."""
+    found = judge().line() if engine.is_main else Figures().line()
+    return Figures.in_line([engine.from_main(partial(float, value)) for value in found])
