@@ -411,7 +411,7 @@ class _Path:
         training.fit(network, settings.phases, terms, teacher, steering)
         posterior = Posterior.of(network, terms)
         to_stock(network)
-        return ending.towards(self.target, posterior, quality), conversion, steering.strength()
+        return ending.towards(self.target, posterior, quality, self.before), conversion, steering.strength()
 
     @cached_property
     def teacher(self) -> nn.Module:

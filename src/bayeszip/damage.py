@@ -115,7 +115,7 @@ def left_raw(result: Result, fit: Fit) -> str | None:
         name: sum(
             tensor.bytes
             for tensor in result.description.tensors
-            if tensor.kind == "raw" and (not name or tensor.name == name or tensor.name.startswith(f"{name}."))
+            if tensor.kind != "quantized" and (not name or tensor.name == name or tensor.name.startswith(f"{name}."))
         )
         for name in kept
     }

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bayeszip import codec
+from bayeszip.damage import SHARE
 from bayeszip.errors import TargetError
 from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.shared_values import SharedValues
@@ -26,6 +27,7 @@ from bayeszip.targets import (
     better,
     largest_within,
     smallest_good,
+    with_more,
     within_bytes,
 )
 from bayeszip.tensors import CompressedModel, QuantizedTensor
@@ -89,15 +91,37 @@ class Ending:
         died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
         return dataclasses.replace(result, figures=self.judge(result.network()), snapped=snapped, died=died)
 
-    def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None) -> Result:
-        """Quantized as the recipe says, or so that the file keeps to the target."""
+    def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:
+        """Quantized as the recipe says, or so that the file keeps to the target.
+
+        Args:
+            quality: what the target says is to be kept.
+            before: what the network came to.
+        """
         how = self.settings.quantization
         if quality is not None:
             return smallest_good(posterior, how, lambda symbols: self.finish(symbols, posterior), quality)
         budget = target.budget(parameter_count(self.network)) if target is not None else None
         if budget is None:
-            return self.finish(quantize(posterior, how), posterior)
+            return self._unharmed(posterior, how, before)
         return self.within(budget, posterior, how)
+
+    def _unharmed(self, posterior: Posterior, how: Quantization, before: Figures) -> Result:
+        """Quantized as the recipe says; by finer values, where these cost a network without classes too much.
+
+        How many values classes need is known, and what they lose is bounded; numbers can need any precision.
+        """
+        quantized = quantize(posterior, how)
+        result = self.finish(quantized, posterior)
+        if before.loss is None or before.accuracy is not None:
+            return result
+        allowed = SHARE * abs(before.loss)
+        quality = Quality("loss", -1.0, -before.loss - allowed, allowed)
+        for finer in with_more(quantized, posterior, how):
+            if quality.is_kept(result.figures):
+                break
+            result = better(self.finish(finer, posterior), result, quality)
+        return result
 
     def untrained(self, posterior: Posterior, quality: Quality) -> Result:
         """The network as it came, by as many shared values as it takes to keep a figure; the most there are if none do.

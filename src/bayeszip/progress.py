@@ -200,7 +200,7 @@ def _figures(stats: EpochStats) -> list[tuple[str, str]]:
     if stats.accuracy is not None:
         figures.append(("validation (unsnapped)", f"{100 * stats.accuracy:.2f} %"))
     figures += [
-        (f"validation {name}", f"{value:.4g}")
+        (f"validation {name} (unsnapped)", f"{value:.4g}")
         for name, value in (("loss", stats.loss), ("metric", stats.metric))
         if value is not None
     ]

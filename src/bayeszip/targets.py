@@ -40,6 +40,7 @@ __all__ = [
     "largest_within",
     "parse_bytes",
     "smallest_good",
+    "with_more",
     "within_bytes",
 ]
 
@@ -68,7 +69,7 @@ ENOUGH = 0.97
 #: More shared values than this are no longer shared.
 MOST_VALUES = 4096
 #: How many shared values are tried where those of the recipe are too few for a figure to keep.
-FINER = (64, 256, 1024)
+FINER = (24, 64, 256, 1024)
 #: How many of them weights share that are taken back to use up a budget.
 TAKEN_BACK_VALUES = 256
 #: For a figure to keep: how many files are tried, how far apart they are at first, and when they are close enough.
@@ -175,9 +176,7 @@ class Target:
             why = "the targets are no classes" if name == "accuracy" else "give val_loader, and metric= for a metric"
             raise DataError(f"there is no validation {name} to keep to: {why}")
         allowed = self._allowed(abs(value))
-        # Figures are known to about a thousandth.
-        known = 1e-3 * (1.0 if name == "accuracy" else max(abs(value), 1e-9))
-        return Quality(name, sign, sign * value - allowed, max(allowed, known))
+        return Quality(name, sign, sign * value - allowed, max(allowed, _known_to(name, value, before.targets)))
 
     def _allowed(self, size: float) -> float:
         if self.max_loss_increase is not None:
@@ -204,6 +203,13 @@ class Target:
         name = "loss" if self.max_loss_increase is not None else "metric"
         was, is_now = (math.nan if found is None else found for found in (getattr(before, name), getattr(after, name)))
         return f"has a validation {name} of {is_now:.4g}, where it was {was:.4g}, and is to keep: {self}"
+
+
+def _known_to(name: str, value: float, targets: float | None) -> float:
+    """How precisely a figure is known: what is less than that must not turn a strength."""
+    if name != "accuracy":
+        return 1e-3 * max(abs(value), 1e-9)
+    return max(1e-3, math.sqrt(value * (1 - value) / targets) if targets else 0.0)
 
 
 def parse_bytes(text: str) -> int:
@@ -462,7 +468,7 @@ def smallest_good(
         if too_few >= most or enough <= CLOSE * too_few or kept <= 1:
             break
         kept = _next_count(too_few, enough, most)
-    for finer in _with_more(loose, posterior, how):
+    for finer in with_more(loose, posterior, how):
         if best is not None and quality.is_kept(best.figures):
             break
         best = better(finish(finer), best, quality)
@@ -471,10 +477,12 @@ def smallest_good(
     return best
 
 
-def _with_more(loose: Quantized, posterior: Posterior, how: Quantization) -> Iterator[Quantized]:
+def with_more(loose: Quantized, posterior: Posterior, how: Quantization) -> Iterator[Quantized]:
     """Ever more of the trained network: its weights by finer values, then all of them."""
+    present = len(next(iter(loose.values())).codebook) - 1
     for values in FINER:
-        yield share_anew(loose, posterior, values, how.codebook_bits)
+        if values > present:
+            yield share_anew(loose, posterior, values, how.codebook_bits)
     yield share_anew(unpruned(loose, posterior), posterior, FINER[-1], 32)
 
 
