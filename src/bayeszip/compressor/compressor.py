@@ -45,7 +45,15 @@ from bayeszip.fitting import (
     fit,
     start_terms,
 )
-from bayeszip.fitting.batches import Loader, called_with, checked_batch, checked_loader, examples_from, in_order
+from bayeszip.fitting.batches import (
+    Loader,
+    called_with,
+    checked_batch,
+    checked_loader,
+    examples_from,
+    in_order,
+    running,
+)
 from bayeszip.fitting.checkpoint import differences
 from bayeszip.fitting.course import RATE, Dials, Problem, groups_of, is_in_force
 from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
@@ -455,14 +463,16 @@ class Compressor:
         if val_loader is None:
             return lambda network: Figures()
         batch = next(iter(val_loader), None)
-        inputs = checked_batch(batch).inputs if batch is not None else ()
         names: tuple[str, ...] | None = None
         arguments: tuple[str, ...] = ()
-        if isinstance(inputs, dict):
-            arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(in_order(self.model, inputs))]
         if batch is not None:
-            with torch.no_grad():
-                names = names_in(called_with(self.model, checked_batch(batch).to(self._device).inputs))
+            inputs, training = checked_batch(batch).to(self._device).inputs, self.model.training
+            with torch.no_grad(), running("evaluation"):
+                names = names_in(called_with(self.model.eval(), inputs))
+            self.model.train(training)
+            if isinstance(inputs, dict):
+                arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(inputs)]
+                in_order(self.model, inputs)
         judge = Judge(self._likelihood, metric, names, arguments)
         return lambda network: judge(network, val_loader, cast=True)
 
