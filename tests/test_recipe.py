@@ -178,3 +178,8 @@ def test_distillation_of_all_phases_is_that_of_the_closing_one_too():
 def test_offsets_are_not_for_every_coder():
     with pytest.raises(RecipeError, match="offset_bits is about csr-huffman"):
         recipe("quick").override("coding.coder=context", "coding.offset_bits=5")
+
+
+def test_bits_can_weigh_with_the_coder_that_tells_them():
+    with pytest.raises(RecipeError, match="those of the coder context"):
+        recipe("quick").override("quantization.rate=1", "coding.coder=csr-huffman")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayeszip import graph
 from bayeszip.damage import findings, reach_of
 from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, steering_towards
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, held_to, steering_towards
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
@@ -194,6 +194,8 @@ def _check_options(
     pretrain: bool,
 ) -> None:
     """Refuse what contradicts itself, before anything is trained."""
+    if settings.quantization.rate_trials:
+        check_trials(val_loader, target)
     checked_loader(train_loader, "train_loader")
     if val_loader is not None:
         checked_loader(val_loader, "val_loader")
@@ -337,7 +339,7 @@ class _Training:
 
     def renew(self, network: nn.Module) -> None:
         """Take the statistics of batch norms anew."""
-        renew_statistics(network, self.data.batches)
+        renew_statistics(network, self.data.batches, self.data.augment)
         self.engine.level_buffers(network)
 
     def judged(self, network: nn.Module, *, cast: bool = False) -> Figures:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec
 from bayeszip.damage import SHARE
-from bayeszip.errors import TargetError
+from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
@@ -33,7 +33,7 @@ from bayeszip.targets import (
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
+__all__ = ["BesideWeights", "Ending", "bytes_now", "check_trials", "held_to", "steering_towards"]
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -41,6 +41,18 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def check_trials(validation: object | None, target: object | None) -> None:
+    """Refuse trials of a rate that nothing can judge, or that a target leaves no room for.
+
+    Raises:
+        RecipeError: there is no validation data, or there is a target.
+    """
+    if validation is None:
+        raise RecipeError("quantization.rate_trials are judged on validation data; give some, or set it to 0")
+    if target is not None:
+        raise RecipeError("a target decides how small the file is; set quantization.rate_trials=0, or drop the target")
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,8 @@ class Ending:
             write_weights(network, quantized)
         result = form.code(quantized)
         died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
-        return dataclasses.replace(result, figures=self.judge(result.network()), snapped=snapped, died=died)
+        figures, rate = self.judge(result.network()), self.settings.quantization.rate
+        return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
 
     def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target.
@@ -111,13 +124,12 @@ class Ending:
 
         How many values classes need is known, and what they lose is bounded; numbers can need any precision.
         """
-        quantized = quantize(posterior, how)
-        result = self.finish(quantized, posterior)
+        result = self.as_set(posterior, how)
         if before.loss is None or before.accuracy is not None:
             return result
         allowed = SHARE * abs(before.loss)
         quality = Quality("loss", -1.0, -before.loss - allowed, allowed)
-        for finer in with_more(quantized, posterior, how):
+        for finer in with_more(quantize(posterior, how), posterior, how):
             if quality.is_kept(result.figures):
                 break
             result = better(self.finish(finer, posterior), result, quality)
@@ -138,6 +150,27 @@ class Ending:
         if best is None:  # never: there is at least one number of values
             raise TypeError(FINER)
         return best
+
+    def as_set(self, posterior: Posterior, how: Quantization) -> Result:
+        """Quantized as `how` says; of the rates that it tries, by the first that keeps the figures of none."""
+        if not how.rate_trials:
+            return self.finish(quantize(posterior, how), posterior)
+        network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
+        without = apart._at_rate(0.0, posterior, how)
+        chosen, by = without, apart.network
+        for trial in range(how.rate_trials):
+            apart = dataclasses.replace(apart, network=copy.deepcopy(network))
+            result = apart._at_rate(how.rate * 0.75**trial, posterior, how)
+            if result.bytes < without.bytes and _points_lost(without.figures, result.figures) <= how.rate_drop + 1e-9:
+                chosen, by = result, apart.network
+                break
+        if self.in_place:
+            network.load_state_dict(by.state_dict())
+        return chosen
+
+    def _at_rate(self, rate: float, posterior: Posterior, how: Quantization) -> Result:
+        tried = dataclasses.replace(how, rate=rate, rate_trials=0)
+        return dataclasses.replace(self.finish(quantize(posterior, tried), posterior), rate=rate)
 
     def within(self, budget: int, posterior: Posterior, how: Quantization) -> Result:
         """A file of at most `budget` bytes."""
@@ -162,6 +195,15 @@ class Ending:
     def _renew(self, network: nn.Module) -> None:
         if self.renew is not None:
             self.renew(network)
+
+
+def _points_lost(before: Figures, after: Figures) -> float:
+    """Of accuracy; for a network without classes, percent by which its loss grew."""
+    if before.accuracy is not None:
+        return 100 * (before.accuracy - (after.accuracy or 0.0))
+    if before.loss is None or after.loss is None:
+        return 0.0
+    return 100 * (after.loss - before.loss) / max(abs(before.loss), 1e-30)
 
 
 class BesideWeights:

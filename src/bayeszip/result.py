@@ -81,6 +81,8 @@ class Result:
     died: tuple[str, ...] = ()
     #: What is wrong, or may be, with it: sentences for people.
     warnings: tuple[str, ...] = ()
+    #: What a bit weighed when the symbols were chosen.
+    rate: float = 0.0
     #: None if nothing was trained.
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
@@ -132,6 +134,8 @@ class Result:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
             if self.fit.augment:
                 yield "augmentation", self.fit.augment
+            if self.fit.recipe.quantization.rate:
+                yield "weight of a bit", f"{self.rate:g}"
             yield "time", f"{self.fit.seconds:.0f} s"
         left = self._left()
         if left:

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.damage import findings, reach_of
-from bayeszip.ending import BesideWeights, Ending, bytes_now
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import (
     Course,
@@ -63,7 +63,6 @@ from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import quantize
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result
@@ -432,6 +431,8 @@ class Compressor:
                 checked_loader(loader, name)
         if loss is not None:
             self._likelihood = Likelihood.of(loss)
+        if self.recipe.quantization.rate_trials:
+            check_trials(val_loader, budget)
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
@@ -448,10 +449,7 @@ class Compressor:
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
         )
-        if budget is None:
-            result = ending.finish(quantize(posterior, how), posterior)
-        else:
-            result = ending.within(budget, posterior, how)
+        result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
         return self._delivered(result, max_bytes, before, Judge(self._likelihood, Metric.of(metric)))
 
     def judge_on(self, val_loader: Loader, metric: Any = None) -> Figures:

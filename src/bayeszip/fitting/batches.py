@@ -27,6 +27,7 @@ __all__ = [
     "examples_from",
     "in_order",
     "in_parts",
+    "laid_out",
     "mapped",
     "on_device",
     "rows_of",
@@ -146,6 +147,21 @@ def on_device(loader: Loader, device: torch.device) -> Iterator[Batch]:
     """The batches, checked, on `device`."""
     for batch in loader:
         yield checked_batch(batch).to(device)
+
+
+def laid_out(inputs: Inputs) -> Inputs:
+    """The same numbers; images that autocast will have a GPU compute in bf16 with their channels last in memory.
+
+    Its convolutions take them that way alone, and keep them so from layer to layer.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        return inputs
+    return mapped(inputs, _channels_last)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    is_images = tensor.is_cuda and tensor.dim() == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
 
 
 def called_with(network: nn.Module, inputs: Inputs) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import Passes, load_random_state, random_state
@@ -17,8 +18,10 @@ ENOUGH = 2**15
 
 
 @torch.no_grad()
-def renew_statistics(network: nn.Module, loader: Loader) -> None:
+def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation | Transform | None = None) -> None:
     """Replace the statistics of all batch norms by those of the network as it is, over a part of the training data.
+
+    It is shown them as in training, changed by `augment`: those are the statistics that its weights were trained with.
 
     The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
     it is asked.
@@ -33,11 +36,12 @@ def renew_statistics(network: nn.Module, loader: Loader) -> None:
         layer.momentum = None  # a plain average
     network.train()
     device, seen = next(network.parameters()).device, 0
+    drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
     try:
         with undisturbed(loader) as batches:
             for batch in on_device(batches, device):
                 with running("statistics"):
-                    called_with(network, batch.inputs)
+                    called_with(network, augmented(batch.inputs, augment, drawing))
                 seen += rows_of(batch.targets)
                 if seen >= ENOUGH:
                     break
