@@ -21,7 +21,7 @@ FLOORS = (
     {"fitting", "quantize", "summary", "loading"},
     {"recipe", "progress", "snapshots", "loaders"},
     {"result"},
-    {"targets", "packing"},
+    {"targets", "packing", "damage"},
     {"ending"},
     {"compressing", "compressor"},
     {"report", "record", "previewing"},

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.compressing import converted, examples_of, plain_network
+from bayeszip.compressing import converted, judged_examples, plain_network
 from bayeszip.devices import resolve_device
 from bayeszip.ending import Ending
-from bayeszip.fitting import Fitting, Phase, count_examples, evaluate, start_terms
+from bayeszip.fitting import Figures, Fitting, Judge, Likelihood, Phase, count_examples, start_terms
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_of
-from bayeszip.fitting.course import Loss
+from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import parameter_count
 from bayeszip.recipe import Recipe
@@ -97,8 +97,9 @@ def preview(
     """
     settings = named_recipe(recipe).scaled().selecting(include, exclude, strengths)
     hardware = resolve_device(device)
-    network, examples = plain_network(model).to(hardware), examples_of(train_loader, example_inputs)
-    clock = _Clock(train_loader, val_loader, loss)
+    network = plain_network(model).to(hardware)
+    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss)))
+    clock = _Clock(train_loader, val_loader, judge)
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
         if pretrain:
@@ -106,7 +107,7 @@ def preview(
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = converted(network, settings, examples)
         weights = list(variational_weights(network))
-        ending = Ending(network, examples, settings, None, lambda _: None)
+        ending = Ending(network, examples, settings, None, lambda _: Figures())
         nothing = {each.name: QuantizedTensor(np.zeros(each.theta.shape, np.uint8), np.zeros(1)) for each in weights}
         floor = ending.form(teacher).size(nothing)
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
@@ -126,7 +127,7 @@ class _Clock:
 
     batches: Loader
     validation: Loader | None
-    loss: Loss
+    judge: Judge
 
     def measure(self, network: nn.Module, phase: Phase, settings: Recipe, teacher: nn.Module | None = None) -> float:
         """Seconds that the phase will take."""
@@ -139,9 +140,15 @@ class _Clock:
 
         terms = start_terms(network, (phase,), settings.starts)
         fitting = Fitting(
-            network, self.batches, (phase,), n_data=n_data, terms=terms, teacher=teacher, loss=self.loss,
+            network,
+            self.batches,
+            (phase,),
+            n_data=n_data,
+            terms=terms,
+            teacher=teacher,
+            loss=self.judge.likelihood or F.cross_entropy,
             at_rest=at_rest,
-        )  # fmt: skip
+        )
         began = time.perf_counter()
         with contextlib.suppress(_Enough):
             fitting.run()
@@ -163,7 +170,7 @@ class _Clock:
         if self.validation is None:
             return 0.0
         began = time.perf_counter()
-        evaluate(network, self.validation)
+        self.judge(network, self.validation)
         return time.perf_counter() - began
 
 

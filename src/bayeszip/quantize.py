@@ -53,6 +53,7 @@ __all__ = [
     "share_anew",
     "stepped",
     "trim",
+    "unpruned",
 ]
 
 _CHUNK = 2**20
@@ -184,6 +185,13 @@ def share_anew(
     symbols = {name: np.where(places, np.searchsorted(bounds, theta[name]) + 1, 0) for name, places in alive.items()}
     values = round_codebook(np.concatenate([[0.0], means]), codebook_bits)
     return _with_scales(_compact_codebook(symbols, values), quantized)
+
+
+def unpruned(quantized: Mapping[str, QuantizedTensor], posterior: Posterior) -> dict[str, QuantizedTensor]:
+    """Every weight whose mean is not 0, by one value to begin with: for `trim` and `share_anew` to choose from."""
+    codebook = np.array([0.0, 1.0], np.float32)
+    symbols = {name: (posterior.weights[name].theta != 0).astype(np.int64) for name in quantized}
+    return _with_scales({name: QuantizedTensor(array, codebook) for name, array in symbols.items()}, quantized)
 
 
 def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:

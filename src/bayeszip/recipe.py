@@ -50,7 +50,12 @@ class Coding:
 
     def __post_init__(self) -> None:
         check(self, "coding")
+        if self.offset_bits and self.coder == "context":
+            raise RecipeError("coding.offset_bits is about csr-huffman; set coding.coder=csr-huffman, or leave it out")
 
+
+#: What `all.…` sets in the closing phase too: the others would switch it on, or make no sense there.
+REACHES_CLOSING = ("distillation", "distillation_temperature")
 
 _NO_CLOSING = Phase(name="values", epochs=0, noise=False, rate_theta=1e-3, schedule="linear")
 
@@ -110,7 +115,8 @@ class Recipe:
         """A copy with settings changed: `batch_size=64`, `vd.epochs=100`, `mixture.components=9`, `all.tau1=2`.
 
         `NAME.field` is a field of the phase NAME, or of `mixture`, `quantization`, `closing`, `coding`; `all.field`
-        sets it in every phase of the compression; `NAME.term.field` sets one of a further term, which it adds.
+        sets it in every phase of the compression, distillation in the closing one too; `NAME.term.field` sets one of a
+        further term, which it adds.
 
         Raises:
             RecipeError: names what is unknown, or what a value must be.
@@ -142,6 +148,7 @@ class Recipe:
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
         if not owner:
+            _refuse_fields_of_phases(name, text, self)
             return override(self, name, text, self.name)
         if owner in ("mixture", "quantization", "closing", "coding"):
             return dataclasses.replace(self, **{owner: override(getattr(self, owner), name, text, owner)})
@@ -159,8 +166,14 @@ class Recipe:
                 return phase
             return _with_term(phase, term, name, text) if term else override(phase, name, text, phase.name)
 
+        closing = self.closing
+        if phase_name == "all" and name in REACHES_CLOSING:
+            closing = override(closing, name, text, closing.name)
         return dataclasses.replace(
-            self, pretraining=tuple(map(changed, self.pretraining)), phases=tuple(map(changed, self.phases))
+            self,
+            pretraining=tuple(map(changed, self.pretraining)),
+            phases=tuple(map(changed, self.phases)),
+            closing=closing,
         )
 
     @property
@@ -200,6 +213,21 @@ class Recipe:
         except (ValueError, RecursionError) as error:
             raise RecipeError(f"the recipe is not valid JSON: {error}") from error
         return from_dict(cls, values, "recipe")
+
+
+def _refuse_fields_of_phases(name: str, text: str, recipe: Recipe) -> None:
+    """What is a phase's, or some other part's, is said with its owner."""
+    if name in {entry.name for entry in dataclasses.fields(recipe)}:
+        return
+    owners = [("all", Phase), ("mixture", MixtureStart), ("quantization", Quantization), ("coding", Coding)]
+    owner = next((owner for owner, kind in owners if name in {entry.name for entry in dataclasses.fields(kind)}), None)
+    if owner == "all":
+        phases = ", ".join(f"{phase.name}.{name}" for phase in recipe.phases)
+        raise RecipeError(
+            f"{name} is a setting of phases: write all.{name}={text}" + (f", or {phases}" if phases else "")
+        )
+    if owner is not None:
+        raise RecipeError(f"{name} is a setting of {owner}: write {owner}.{name}={text}")
 
 
 def _with_term(phase: Phase, term: str, name: str, text: str) -> Phase:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip import codec, graph
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, printable
 from bayeszip.files import write_atomically
-from bayeszip.fitting import EpochStats
+from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
@@ -25,6 +25,9 @@ __all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
 #: How many layers of a kind a report names.
 LISTED = 3
 
+#: Where nothing was measured.
+NOTHING = Figures()
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -34,7 +37,8 @@ class Fit:
     #: None: the training loop was the caller's own.
     seed: int | None
     conversion: Conversion
-    accuracy_before: float | None
+    #: What the network as it came comes to on the validation data.
+    before: Figures
     seconds: float
     #: What it was trained on.
     device: str
@@ -44,6 +48,20 @@ class Fit:
     strength: float = 1.0
     #: How training images were changed at random.
     augment: str | None = None
+    #: How it was judged.
+    judge: Judge | None = field(default=None, repr=False)
+    #: How far steps and learning rates let weights and variances get, in units of how far they must get for the prior
+    #: to work; None: there was no prior.
+    reach: float | None = None
+
+    @property
+    def metric(self) -> Metric | None:
+        """The caller's own figure."""
+        return self.judge.metric if self.judge is not None else None
+
+    @property
+    def accuracy_before(self) -> float | None:
+        return self.before.accuracy
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,14 @@ class Result:
     compressed: CompressedModel
     #: Why the file holds tensors without a graph; None if it holds the graph.
     without_graph: str | None = None
-    #: Accuracy of `model` on the validation data, if there was any, and right after quantization, before its shared
+    #: What `model` comes to on the validation data, if there was any, and right after quantization, before its shared
     #: values were trained.
-    accuracy: float | None = None
-    accuracy_snapped: float | None = None
+    figures: Figures = NOTHING
+    snapped: Figures = NOTHING
+    #: Weights of layers of which none is left.
+    died: tuple[str, ...] = ()
+    #: What is wrong, or may be, with it: sentences for people.
+    warnings: tuple[str, ...] = ()
     #: What a bit weighed when the symbols were chosen.
     rate: float = 0.0
     #: None if nothing was trained.
@@ -71,6 +93,15 @@ class Result:
     def bytes(self) -> int:
         """Size of the file."""
         return len(self.blob)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of `model` on the validation data; None if there was none, or there are no classes."""
+        return self.figures.accuracy
+
+    @property
+    def accuracy_snapped(self) -> float | None:
+        return self.snapped.accuracy
 
     @property
     def ratio(self) -> float:
@@ -88,8 +119,9 @@ class Result:
         write_atomically(path, self.blob)
 
     def report(self) -> str:
-        """What went in, what came out, and where the bytes are, in plain text."""
-        return as_text(facts_table(self._facts()), tensors_table(self.description))
+        """What went in, what came out, and where the bytes are, in plain text; at the end what is wrong with it."""
+        text = as_text(facts_table(self._facts()), tensors_table(self.description))
+        return text + "".join(f"\nwarning: {printable(warning)}\n" for warning in self.warnings)
 
     @cached_property
     def description(self) -> codec.Description:
@@ -114,11 +146,23 @@ class Result:
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
         if self.moved is not None:
             yield "weights moved by", f"{100 * self.moved:.2g} % of their size (root mean square)"
-        if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
-            before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
-            yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
+        yield from self._quality()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+    def _quality(self) -> Iterator[tuple[str, str]]:
+        """What the network comes to on the validation data, before and after."""
+        before, after = self.fit.before if self.fit is not None else Figures(), self.figures
+        if before.accuracy is not None and after.accuracy is not None:
+            yield (
+                "validation accuracy",
+                f"{100 * before.accuracy:.2f} % before, {100 * after.accuracy:.2f} % as decoded",
+            )
+        if before.loss is not None and after.loss is not None:
+            yield "validation loss", f"{before.loss:.4g} before, {after.loss:.4g} as decoded"
+        metric = self.fit.metric if self.fit is not None else None
+        if metric is not None and before.metric is not None and after.metric is not None:
+            yield f"validation {metric.name}", f"{before.metric:.4g} before, {after.metric:.4g} as decoded"
 
     def _left(self) -> str:
         """What has no Gaussian weights, by kind: what became of it, and the bytes that it takes in the file."""

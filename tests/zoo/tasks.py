@@ -136,8 +136,8 @@ def _autoencoder() -> nn.Module:
 
 MLP = add(Kind("MLP", _mlp, _clouds))
 CNN = add(Kind("CNN with BatchNorm", _cnn, _bars, epochs=8))
-UNET = add(Kind("U-Net", UNet, _blurred, F.mse_loss, examples=256, epochs=30))
+UNET = add(Kind("U-Net", UNet, _blurred, F.mse_loss, examples=128, epochs=40))
 AUTOENCODER = add(Kind("autoencoder", _autoencoder, _low_rank, F.mse_loss, epochs=100))
 SIAMESE = add(Kind("Siamese", Siamese, _pairs))
 DICT = add(Kind("dict of outputs", Named, _clouds, named_loss))
-SEGMENTATION = add(Kind("segmentation", lambda: UNet(outputs=3), _squares, examples=256, epochs=20))
+SEGMENTATION = add(Kind("segmentation", lambda: UNet(outputs=3), _squares, examples=128, epochs=30))

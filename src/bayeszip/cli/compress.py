@@ -14,6 +14,8 @@ from bayeszip.cli.base import (
     DataOption,
     DeviceOption,
     JsonOption,
+    LossOption,
+    MetricOption,
     ModelArgument,
     PretrainOption,
     RecipeOption,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from bayeszip.fitting import Watcher
+    from bayeszip.fitting import Judge, Watcher
     from bayeszip.fitting.batches import Loader
     from bayeszip.loaders import Loaders
     from bayeszip.progress import Watchers
@@ -55,6 +57,8 @@ def compress(
     weights: WeightsOption = None,
     pretrain: PretrainOption = None,
     settings: SettingsOption = None,
+    loss: LossOption = None,
+    metric: MetricOption = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.")
     ] = None,
@@ -62,6 +66,13 @@ def compress(
     max_accuracy_drop: Annotated[
         float | None,
         typer.Option(metavar="POINTS", help="Or it loses at most so many points of accuracy on the validation data."),
+    ] = None,
+    max_loss_increase: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Or its loss there grows by at most this share: 0.1 is a tenth."),
+    ] = None,
+    max_metric_drop: Annotated[
+        float | None, typer.Option(metavar="AMOUNT", help="Or its metric there worsens by at most so much.")
     ] = None,
     run: Annotated[
         Path | None,
@@ -121,6 +132,8 @@ def compress(
 
     `bayeszip compress lenet-300-100 --recipe quick --max-bytes 6k -o net.bayz` (or `--max-accuracy-drop 0.3`)
 
+    `bayeszip compress nets:unet --weights w.safetensors --data mydata:images --loss mse -o net.bayz`
+
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
 
     `bayeszip compress nets:gpt --exclude head --strength "blocks.*=0.5" --dry-run`
@@ -131,12 +144,14 @@ def compress(
     from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_test, load_weights
+    from bayeszip.loaders import load_data, load_test, load_weights, named_loss, named_metric
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
     chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
     _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
+    if max_metric_drop is not None and metric is None:
+        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
     if output is not None and not dry_run:
         _check_places(output, run)
     elif not dry_run:
@@ -156,7 +171,7 @@ def compress(
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     test = load_test(data, device=target)
-    with _missed_is_recorded(run, test), _watched(chosen, pretrain, run, log) as watcher:
+    with _missed_is_kept(output, run, test), _watched(chosen, pretrain, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -166,9 +181,13 @@ def compress(
             device=target,
             pretrain=pretrain,
             watcher=watcher,
+            loss=named_loss(loss or "cross-entropy"),
+            metric=None if metric is None else named_metric(metric),
             max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
             min_ratio=min_ratio,
             max_accuracy_drop=max_accuracy_drop,
+            max_loss_increase=max_loss_increase,
+            max_metric_drop=max_metric_drop,
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
@@ -232,20 +251,26 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
 
     if not is_main_process():
         return
-    figures = file_figures(result.network(), result.description, test)
+    figures = file_figures(result.network(), result.description, test, _judge(result))
     result.save(output)
     if run is not None:
         write_record(run, result, figures)
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps({**figures, "warnings": list(result.warnings)}))
     else:
         typer.echo(result.report())
-        typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
+        accuracy = figures["accuracy"]
+        said = f"loss {figures['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+        typer.echo(f"test {said}, written to {output}")
+
+
+def _judge(result: "Result") -> "Judge | None":
+    return result.fit.judge if result.fit is not None else None
 
 
 @contextlib.contextmanager
-def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
-    """What was reached instead of a target is worth a training: it stays in the folder of the run."""
+def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[None]:
+    """What was reached instead of a target is worth a training: it stays beside the output, and in the run's folder."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
     from bayeszip.result import Result
@@ -254,10 +279,14 @@ def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
         yield
     except TargetError as error:
         result = error.result
-        if run is None or not isinstance(result, Result) or not is_main_process():
+        if not isinstance(result, Result) or not is_main_process():
             raise
-        write_record(run, result, file_figures(result.network(), result.description, test))
-        raise TargetError(f"{error}. What was reached is in {run}", result) from error
+        nearest = output.with_name(f"{output.stem}.nearest{output.suffix}")
+        result.save(nearest)
+        if run is not None:
+            write_record(run, result, file_figures(result.network(), result.description, test, _judge(result)))
+        where = f"{nearest}, and in {run}" if run is not None else nearest
+        raise TargetError(f"{error}. What was reached is in {where}", result) from error
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -81,7 +81,9 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = " ".join(str(error).splitlines()[:1])
             raise UntraceableModel(f"{type(module).__name__}, or its graph, doesn't run: {reason}") from error
-    flat = returned if isinstance(returned, tuple | list) else (returned,)
+    # Names of outputs don't go into a graph; they come in the order they have.
+    by_name = returned.values() if isinstance(returned, Mapping) else returned
+    flat = tuple(by_name) if isinstance(returned, tuple | list | Mapping) else (returned,)
     if not all(isinstance(each, Tensor) for each in flat):
         kind = type(returned).__name__
         raise UntraceableModel(
