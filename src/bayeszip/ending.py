@@ -110,7 +110,8 @@ class Ending:
             write_weights(network, quantized)
         result = form.code(quantized)
         write_weights(network, form.others(quantized))
-        return dataclasses.replace(result, accuracy=self.accuracy(result.network()), accuracy_snapped=snapped)
+        accuracy, rate = self.accuracy(result.network()), self.settings.quantization.rate
+        return dataclasses.replace(result, accuracy=accuracy, accuracy_snapped=snapped, rate=rate)
 
     def towards(self, target: Target | None, posterior: Posterior, accuracy_before: float | None) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target."""
@@ -126,7 +127,7 @@ class Ending:
     def as_set(self, posterior: Posterior, how: Quantization) -> Result:
         """Quantized as `how` says; of the rates that it tries, by the first that keeps the accuracy of none."""
         if not how.rate_trials:
-            return self._at_rate(how.rate, posterior, how)
+            return self.finish(quantize(posterior, how), posterior)
         network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
         without = apart._at_rate(0.0, posterior, how)
         chosen, by = without, apart.network
