@@ -119,7 +119,7 @@ def _with_zeros_back(
         path, _, leaf = name.rpartition(".")
         if name not in whole and leaf == "bias" and f"{path}.weight" in whole:
             named[name] = whole[f"{path}.weight"][:1]  # made of constants that were folded
-    if any(len(tensors[name].shape) != len(shape) for name, shape in named.items()):
+    if not all(_fits_in(tensors[name].shape, shape) for name, shape in named.items()):
         return False
     budget.charge("loaded", sum(4 * math.prod(shape) for shape in named.values()))
     _fill(net, {name: torch.full(shape, 0.01) for name, shape in named.items()})
@@ -228,13 +228,17 @@ def _check_fits(places: _Places, name: str, shape: tuple[int, ...], held: Tensor
         # A bias that folding a constant has made: one for each unit of the weight, whatever size that will have.
         fits = len(shape) == 1
     else:
-        smaller = len(old) == len(shape) and all(1 <= new <= was for new, was in zip(shape, old, strict=True))
-        fits = old == shape or (smaller and all(_can_shrink(each) for each, _ in places))
+        fits = old == shape or (_fits_in(shape, old) and all(_can_shrink(each) for each, _ in places))
     if not fits:
         raise ModelError(
             f"{shown(name)[1:-1]} has shape {shape} in the file and {old} in the {type(owner).__name__} it is to be "
             "loaded into"
         )
+
+
+def _fits_in(shape: tuple[int, ...], old: tuple[int, ...]) -> bool:
+    """Whether it is a part of the old shape."""
+    return len(old) == len(shape) and all(min(1, was) <= new <= was for new, was in zip(shape, old, strict=True))
 
 
 def _can_shrink(layer: nn.Module) -> bool:
