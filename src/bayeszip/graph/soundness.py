@@ -7,7 +7,7 @@ have no values.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ from torch import Tensor
 
 from bayeszip.errors import BayeszipError, FormatError, ModelError, shown
 from bayeszip.graph.families import RULES
-from bayeszip.graph.families.base import Shape, elements
+from bayeszip.graph.families.base import Shape, elements, ints
 from bayeszip.graph.families.elementwise import Elementwise
+from bayeszip.graph.families.tables import counted
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.state import DTYPES
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
+from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor, Varying
 
 __all__ = [
     "Step",
+    "at_sizes",
     "charge_run",
     "check_roles",
     "check_sound",
@@ -40,6 +42,9 @@ _MOST_DIMENSIONS = 32
 
 #: The batch size of a rehearsal; no size that a network could take for a constant.
 _BATCH = 3
+
+#: No number that varies becomes larger, in either direction.
+_LARGEST_SIZE = 2**53
 
 #: Bytes of an element in a run that checks: four samples in float64.
 _RUN_BYTES = 4 * 8
@@ -109,11 +114,18 @@ def shapes(model: CompressedModel, budget: Budget | None = None) -> list[Shape]:
 def value_shapes(
     graph: Graph, tensors: Mapping[str, Shape], budget: Budget | None = None, inputs: Sequence[Shape] | None = None
 ) -> list[Shape]:
-    """The shape of every value of a graph (−k: k times the batch size).
+    """The shape of every value of a graph (−k: k times the batch size); see `at_sizes`."""
+    return at_sizes(graph, tensors, budget, inputs)[1]
+
+
+def at_sizes(
+    graph: Graph, tensors: Mapping[str, Shape], budget: Budget | None = None, inputs: Sequence[Shape] | None = None
+) -> tuple[Graph, list[Shape]]:
+    """The graph with all that varies worked out, and the shape of every value (−k: k times the batch size).
 
     Args:
         budget: against which each value is held, before the next is looked at.
-        inputs: of the network, for a graph that doesn't state them.
+        inputs: of the network, for a graph that doesn't state them, or runs at other sizes than it states.
 
     Raises:
         ModelError: a node can't be applied to its tensors and inputs, or an input is read before it is stated.
@@ -121,8 +133,11 @@ def value_shapes(
     """
     budget = budget or Budget(Limits.none())
     check_roles(graph, tensors)
+    nodes: list[Node] = []
     found: list[Shape | None] = list(inputs) if inputs else [None] * graph.inputs
     for position, node in enumerate(graph.nodes):
+        with _at(position, node):
+            node = _sized(node, found, stated=inputs is None)
         read = [found[value] for value in node.inputs]
         if node.op == "input":
             read = [()]  # what it states, `check_roles` has seen to
@@ -131,11 +146,62 @@ def value_shapes(
             raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
         with _at(position, node):
             shape = RULES[node.op].shape(node, known, _shapes_of(node, tensors))
+            if node.varying and inputs is not None:
+                RULES[node.op].check_tensors(node, _shapes_of(node, tensors))
             if len(shape) > _MOST_DIMENSIONS or 0 in shape:
                 raise ModelError(f"a value of {len(shape)} dimensions ({shown(shape)}) is empty or has too many")
         budget.check("values", elements(shape))
+        nodes.append(node)
         found.append(shape)
-    return [() if shape is None else shape for shape in found]
+    _check_counted(graph.inputs, nodes, tensors, found)
+    return replace(graph, nodes=tuple(nodes)), [() if shape is None else shape for shape in found]
+
+
+def _sized(node: Node, found: Sequence[Shape | None], *, stated: bool) -> Node:
+    """A node with its varying numbers worked out; at the sizes that are stated they must be those that it holds."""
+    if node.op == "input":
+        given = found[node.inputs[0]]
+        if given is None:
+            return node
+        shape = ints(node, "shape")
+        free = {each.place for each in node.varying}
+        if len(given) != len(shape) + 1 or any(
+            size != given[place + 1] for place, size in enumerate(shape) if place not in free
+        ):
+            wanted = ["batch", *("any" if place in free else str(size) for place, size in enumerate(shape))]
+            raise ModelError(f"the network takes inputs of shape ({', '.join(wanted)}), not (batch, *{given[1:]})")
+    if not node.varying:
+        return node
+    followed = [(found[value], dim) for each in node.varying for value, dim in each.dims]
+    if any(shape is None or not dim < len(shape) or shape[dim] < 1 for shape, dim in followed):
+        raise ModelError(f"{node.op} follows a dimension that isn't there, or depends on the batch size")
+    attributes = node.sized([shape or () for shape in found])
+    for each in node.varying:
+        value = attributes[each.attribute]
+        if not -_LARGEST_SIZE <= (value[each.place] if isinstance(value, tuple) else int(value)) <= _LARGEST_SIZE:
+            raise ModelError(f"{node.op}: {each.attribute} becomes larger than any size")
+    if stated and attributes != node.attributes:
+        raise ModelError(f"{node.op} holds {shown(dict(node.attributes))}, but the sizes it follows say otherwise")
+    return replace(node, attributes=attributes)
+
+
+def _check_counted(
+    inputs: int, nodes: Sequence[Node], tensors: Mapping[str, Shape], found: Sequence[Shape | None]
+) -> None:
+    """Refuse to look up, by the numbers of an `arange`, rows that don't exist."""
+    for position, node in enumerate(nodes):
+        source = node.inputs[-1] - inputs if node.inputs else -1
+        if node.op not in ("take", "embedding") or source < 0 or nodes[source].op != "arange":
+            continue
+        rows = tensors[str(node.tensors[0])][0] if node.op == "embedding" else _size_along(node, found[node.inputs[0]])
+        low, high = counted(nodes[source])
+        if low < 0 or high >= rows:
+            raise ModelError(f"node {position} ({node.op}) picks rows {low} to {high} of {rows}")
+
+
+def _size_along(node: Node, shape: Shape | None) -> int:
+    dim = node.attributes["dim"]
+    return abs(shape[dim]) if shape and isinstance(dim, int) else 0
 
 
 def charge_run(model: CompressedModel, budget: Budget) -> None:
@@ -220,6 +286,7 @@ class Step:
     tensors: tuple[str | None, ...]
     attributes: dict[str, Any]
     last_used: tuple[int, ...]
+    varying: tuple[Varying, ...] = ()
 
 
 def rehearse(
