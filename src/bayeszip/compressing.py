@@ -42,7 +42,7 @@ from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
-from bayeszip.recipe import Recipe
+from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
@@ -62,6 +62,7 @@ def compress(
     *,
     val_loader: Loader | None = None,
     recipe: str | Recipe = "vd+sws",
+    settings: Settings = (),
     seed: int = 0,
     device: str | torch.device = "auto",
     loss: Loss = F.cross_entropy,
@@ -84,6 +85,7 @@ def compress(
         train_loader: gives (inputs, targets), each a tensor or several; iterated once an epoch.
         val_loader: for accuracies in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
+        settings: what to change in it: `{"all.tau1": 2, "coding.keep_indices": True}`, or `["all.tau1=2"]`.
         seed: of the noise and of anything else drawn here; a loader's shuffling is its own.
         device: `auto` takes a GPU if there is one.
         loss: mean negative log-likelihood of a batch, from outputs and targets.
@@ -112,36 +114,36 @@ def compress(
     target = Target.of(max_bytes, min_ratio, max_accuracy_drop)
     if max_accuracy_drop is not None and val_loader is None:
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
-    settings, hardware = named_recipe(recipe).scaled(), resolve_device(device)
+    plan, hardware = named_recipe(recipe).having(settings).scaled(), resolve_device(device)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
-    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
+    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = _plain_copy(model).to(hardware)
     examples = _examples(train_loader, example_inputs)
     data = _Data(train_loader, count_examples(train_loader), loss, val_loader, augment)
-    conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
+    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, engine)
     with (
         _seeded(seed, network),
-        _watching(watcher if engine.is_main else Watcher(), settings, pretrain) as watching,
-        _keeping(checkpoints, resume, conditions, _History(watching, settings, engine)) as keeper,
+        _watching(watcher if engine.is_main else Watcher(), plan, pretrain) as watching,
+        _keeping(checkpoints, resume, conditions, _History(watching, plan, engine)) as keeper,
     ):
         training = _Training(data, keeper, engine)
         if pretrain:
-            training.fit(network, settings.pretraining)
+            training.fit(network, plan.pretraining)
         accuracy_before = training.accuracy(network)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
-        terms = start_terms(network, settings.phases, settings.starts)
-        close = partial(training.close, closing=settings.closing, teacher=teacher)
-        ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True), training.renew)
+        conversion = to_variational(network, log_sigma2=plan.start_log_sigma2, biases=plan.biases)
+        terms = start_terms(network, plan.phases, plan.starts)
+        close = partial(training.close, closing=plan.closing, teacher=teacher)
+        ending = Ending(network, examples, plan, close, partial(training.accuracy, cast=True), training.renew)
         keeper.watcher.beside = ending.beside_weights(network, teacher)
         steering = steering_towards(target, network, teacher, ending, accuracy_before)
-        training.fit(network, settings.phases, terms, teacher, steering)
+        training.fit(network, plan.phases, terms, teacher, steering)
         posterior = Posterior.of(network, terms)
         to_stock(network)
         result = ending.towards(target, posterior, accuracy_before)
         keeper.finish()
     history = Fit(
-        recipe=settings,
+        recipe=plan,
         seed=seed,
         conversion=conversion,
         accuracy_before=accuracy_before,

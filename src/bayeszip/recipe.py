@@ -9,9 +9,11 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bayeszip.errors import RecipeError
@@ -22,7 +24,10 @@ from bayeszip.settings import at_least, between, check, choice, from_dict, overr
 from bayeszip.variational.mixture import MixtureStart
 from bayeszip.variational.terms import known_kind
 
-__all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
+__all__ = ["RECIPES", "Coding", "Recipe", "Settings", "recipe", "settings_help"]
+
+#: Changes to a recipe: fields and their values, or assignments as `--set` takes them.
+Settings = Mapping[str, object] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,12 @@ class Recipe:
                 raise RecipeError(f"write settings as FIELD=VALUE, not {assignment!r}")
             changed = changed._with(path.strip(), text.strip())
         return changed
+
+    def having(self, settings: "Settings") -> "Recipe":
+        """A copy with settings changed: `{"all.tau1": 2}`, or what `override` takes, one or several."""
+        if isinstance(settings, Mapping):
+            return self.override(*(f"{path}={value}" for path, value in settings.items()))
+        return self.override(*([settings] if isinstance(settings, str) else settings))
 
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
@@ -326,3 +337,13 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(name="l2", batch_size=64, pretraining=(_L2,), quantization=Quantization(assignment="fit")),
     ]
 )
+
+
+class _NamedAsItsFunction(ModuleType):
+    """`bayeszip.recipe` is this module as soon as anything has imported it, and must still be the function."""
+
+    def __call__(self, name_or_path: str | Recipe) -> Recipe:
+        return recipe(name_or_path)
+
+
+sys.modules[__name__].__class__ = _NamedAsItsFunction

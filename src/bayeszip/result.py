@@ -45,7 +45,7 @@ class Fit:
     augment: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
 
@@ -63,6 +63,11 @@ class Result:
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
     moved: float | None = None
+
+    def __repr__(self) -> str:
+        kept = f"{self.compressed.original_parameters:,} parameters, {self.compressed.nonzero:,} not zero"
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"<Result: {self.bytes:,} bytes, {self.ratio:.1f} times smaller; {kept}{accuracy}>"
 
     @property
     def bytes(self) -> int:

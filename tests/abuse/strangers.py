@@ -241,7 +241,7 @@ def _followed(sketch: Sketch, at: int, node: Node) -> Iterator[Varying]:
         held = node.attributes[attribute.name]
         numbers = held if isinstance(held, tuple) else (held,)
         for place, number in enumerate(numbers):
-            if attribute.kind not in ("int", "ints") or not known or dice.random() < 0.4:
+            if not isinstance(number, int) or isinstance(number, bool) or not known or dice.random() < 0.4:
                 continue
             same = [each for each in known if each[2] == number]
             picked = dice.choices(same if same and dice.random() < 0.7 else known, k=dice.choice((1, 1, 1, 2, 4)))
@@ -429,9 +429,9 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
         inputs = tuple(torch.randn(2, *shape) for shape in shapes)
     with torch.no_grad():
         answers = []
-        for again in (False, True):
-            net = loading.load(path, limits=LIMITS) if again else network
-            litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if again else []
+        for second in (False, True):
+            net = loading.load(path, limits=LIMITS) if second else network
+            litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if second else []
             try:
                 answers.append(outputs_of(net(*inputs)))
             except IndexError as error:  # numbers that the network computes, and then picks rows by
@@ -443,8 +443,8 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
                     raise ModelError(str(error)) from error
                 raise
             del litter
-    for one, other in zip(*answers, strict=True):
-        if one.shape != other.shape or not torch.equal(one.double().nan_to_num(7.0), other.double().nan_to_num(7.0)):
+    for one, again in zip(*answers, strict=True):
+        if one.shape != again.shape or not torch.equal(one.double().nan_to_num(7.0), again.double().nan_to_num(7.0)):
             raise Finding("run: two answers")
 
 

@@ -398,7 +398,7 @@ def _step_tensors(step: Any) -> Field | None:
 def _step_attributes(step: Any) -> Field | None:
     attributes = _operator(step).attributes
     mask = (step.mask or 0) >> _ATTRIBUTE_BITS
-    if mask >> len(attributes) > 1:
+    if mask >> len(attributes) > bool(attributes):
         raise InvalidGraph(f"{_operator(step).name} has {len(attributes)} attributes, the mask {mask} names more")
     return Tuple(tuple(_attribute_field(attribute) for i, attribute in enumerate(attributes) if mask >> i & 1))
 

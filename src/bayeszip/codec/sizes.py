@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bayeszip.codec.syntax import InvalidGraph, Number, Record, Signed, Tuple
+from bayeszip.codec.syntax import Number, Record, Signed, Tuple
 from bayeszip.operators import Operator
 from bayeszip.tensors import MAX_FACTORS, Node, Varying
 
@@ -64,8 +64,6 @@ def _varied(each: Varying, names: Sequence[str], newest: int) -> Varied:
 
 def varying(stored: Sequence[Any], operator: Operator, newest: int) -> tuple[Varying, ...]:
     """What varies in a node, from what its file says."""
-    if not operator.attributes and stored:
-        raise InvalidGraph(f"{operator.name} has no attributes that could vary")
     return tuple(
         Varying(
             operator.attributes[each.slot % len(operator.attributes)].name,

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from bayeszip.errors import BayeszipError, ModelError
 from bayeszip.graph.families.base import Shape, ints
-from bayeszip.graph.soundness import at_sizes, shapes, tensor_shapes
+from bayeszip.graph.soundness import at_sizes, shapes, stored_picks, tensor_shapes
 from bayeszip.limits import Budget
 from bayeszip.tensors import CompressedModel, Graph
 
@@ -41,7 +41,7 @@ def other_sizes(model: CompressedModel, budget: Budget | None = None) -> Iterato
     graph = model.graph
     if graph is None or not graph.varies:
         return
-    stated = input_shapes(graph)
+    stated, picks = input_shapes(graph), stored_picks(model)
     free = [(node.inputs[0], each.place + 1) for node in graph.nodes if node.op == "input" for each in node.varying]
     for places in (free, *([place] for place in free if len(free) > 1)):
         for turn in range(max(len(near(stated[which][dim])) for which, dim in places)):
@@ -51,7 +51,7 @@ def other_sizes(model: CompressedModel, budget: Budget | None = None) -> Iterato
                 wanted[which][dim] = sizes[turn % len(sizes)]
             given = [tuple(shape) for shape in wanted]
             try:
-                yield given, at_sizes(graph, tensor_shapes(model), budget, given)[1]
+                yield given, at_sizes(graph, tensor_shapes(model), budget, given, picks)[1]
             except BayeszipError:
                 continue
 

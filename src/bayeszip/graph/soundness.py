@@ -34,8 +34,8 @@ __all__ = [
     "rehearse",
     "shapes",
     "states_inputs",
+    "stored_picks",
     "tensor_shapes",
-    "value_shapes",
 ]
 
 _MOST_DIMENSIONS = 32
@@ -105,27 +105,25 @@ def tensor_shapes(model: CompressedModel) -> dict[str, Shape]:
 
 
 def shapes(model: CompressedModel, budget: Budget | None = None) -> list[Shape]:
-    """The shape of every value of a model's graph; see `value_shapes`."""
+    """The shape of every value of a model's graph; see `at_sizes`."""
     if model.graph is None:
         raise ModelError("the model has no graph")
-    return value_shapes(model.graph, tensor_shapes(model), budget)
-
-
-def value_shapes(
-    graph: Graph, tensors: Mapping[str, Shape], budget: Budget | None = None, inputs: Sequence[Shape] | None = None
-) -> list[Shape]:
-    """The shape of every value of a graph (−k: k times the batch size); see `at_sizes`."""
-    return at_sizes(graph, tensors, budget, inputs)[1]
+    return at_sizes(model.graph, tensor_shapes(model), budget)[1]
 
 
 def at_sizes(
-    graph: Graph, tensors: Mapping[str, Shape], budget: Budget | None = None, inputs: Sequence[Shape] | None = None
+    graph: Graph,
+    tensors: Mapping[str, Shape],
+    budget: Budget | None = None,
+    inputs: Sequence[Shape] | None = None,
+    picks: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[Graph, list[Shape]]:
     """The graph with all that varies worked out, and the shape of every value (−k: k times the batch size).
 
     Args:
         budget: against which each value is held, before the next is looked at.
         inputs: of the network, for a graph that doesn't state them, or runs at other sizes than it states.
+        picks: the smallest and the largest number of tensors that pick rows, as `stored_picks` finds them.
 
     Raises:
         ModelError: a node can't be applied to its tensors and inputs, or an input is read before it is stated.
@@ -153,7 +151,7 @@ def at_sizes(
         budget.check("values", elements(shape))
         nodes.append(node)
         found.append(shape)
-    _check_counted(graph.inputs, nodes, tensors, found)
+    _check_picks(graph.inputs, nodes, tensors, found, picks or {})
     return replace(graph, nodes=tuple(nodes)), [() if shape is None else shape for shape in found]
 
 
@@ -185,18 +183,42 @@ def _sized(node: Node, found: Sequence[Shape | None], *, stated: bool) -> Node:
     return replace(node, attributes=attributes)
 
 
-def _check_counted(
-    inputs: int, nodes: Sequence[Node], tensors: Mapping[str, Shape], found: Sequence[Shape | None]
+def stored_picks(model: CompressedModel) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest number of every stored tensor that rows are picked by."""
+    graph, found = model.graph, {}
+    for node in graph.nodes if graph is not None else ():
+        source = node.inputs[-1] - graph.inputs if graph is not None and node.op in _PICKING else -1
+        if graph is None or source < 0 or graph.nodes[source].op not in ("buffer", "parameter"):
+            continue
+        name = str(graph.nodes[source].tensors[0])
+        tensor = model.tensors[name]
+        if isinstance(tensor, RawTensor) and tensor.size:
+            found[name] = int(tensor.values.min()), int(tensor.values.max())
+    return found
+
+
+_PICKING = ("take", "embedding")
+
+
+def _check_picks(
+    inputs: int,
+    nodes: Sequence[Node],
+    tensors: Mapping[str, Shape],
+    found: Sequence[Shape | None],
+    picks: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Refuse to look up, by the numbers of an `arange`, rows that don't exist."""
+    """Refuse to pick rows that don't exist, by numbers that are stored or counted."""
     for position, node in enumerate(nodes):
-        source = node.inputs[-1] - inputs if node.inputs else -1
-        if node.op not in ("take", "embedding") or source < 0 or nodes[source].op != "arange":
+        source = node.inputs[-1] - inputs if node.op in _PICKING else -1
+        if source < 0:
+            continue
+        counts = nodes[source].op == "arange"
+        picked = counted(nodes[source]) if counts else picks.get(str((*nodes[source].tensors, None)[0]))
+        if picked is None:
             continue
         rows = tensors[str(node.tensors[0])][0] if node.op == "embedding" else _size_along(node, found[node.inputs[0]])
-        low, high = counted(nodes[source])
-        if low < 0 or high >= rows:
-            raise ModelError(f"node {position} ({node.op}) picks rows {low} to {high} of {rows}")
+        if picked[0] < 0 or picked[1] >= rows:
+            raise ModelError(f"node {position} ({node.op}) picks rows {picked[0]} to {picked[1]} of {rows}")
 
 
 def _size_along(node: Node, shape: Shape | None) -> int:
@@ -251,29 +273,10 @@ def check_sound(model: CompressedModel, limits: Limits | Budget | None = None) -
         if not states_inputs(model.graph):
             check_roles(model.graph, tensor_shapes(model))
             return None
-        found = shapes(model, Budget.of(limits))
-        _check_indices(model, found)
+        found = at_sizes(model.graph, tensor_shapes(model), Budget.of(limits), picks=stored_picks(model))[1]
     except ModelError as error:
         raise FormatError(f"the graph can't be computed: {error}") from error
     return found
-
-
-def _check_indices(model: CompressedModel, found: Sequence[Shape]) -> None:
-    """Refuse numbers that are stored to pick rows by, and pick some that don't exist."""
-    graph = model.graph
-    for position, node in enumerate(graph.nodes if graph else ()):
-        if graph is None or node.op not in ("take", "embedding"):
-            continue
-        source = node.inputs[-1] - graph.inputs
-        name = graph.nodes[source].tensors[0] if source >= 0 and graph.nodes[source].tensors else None
-        if name is None or graph.nodes[source].op not in ("buffer", "parameter"):
-            continue
-        tensor, dim = model.tensors[name], node.attributes.get("dim", 0)
-        rows = model.tensors[str(node.tensors[0])].shape if node.op == "embedding" else found[node.inputs[0]]
-        if isinstance(tensor, RawTensor) and tensor.size and isinstance(dim, int):
-            low, high = tensor.values.min(), tensor.values.max()
-            if low < 0 or high >= abs(rows[dim]):
-                raise ModelError(f"node {position} ({node.op}) picks rows {low} to {high} of {rows[dim]}")
 
 
 @dataclass(frozen=True)

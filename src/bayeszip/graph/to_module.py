@@ -19,6 +19,7 @@ from bayeszip.graph.soundness import (
     check_sound,
     refusing,
     rehearse,
+    stored_picks,
     tensor_shapes,
 )
 from bayeszip.graph.state import charge_loaded, loaded_dtype, stated_dtype, to_torch
@@ -43,6 +44,7 @@ class _Open:
     graph: Graph
     tensors: dict[str, Shape]
     limits: Limits
+    picks: dict[str, tuple[int, int]]
     fitting: set[Hashable] = field(default_factory=set)
 
 
@@ -86,8 +88,9 @@ class Network(nn.Module):
 
     def _bayeszip_check(self, opened: "_Open", inputs: Sequence[Tensor]) -> None:
         """Hold inputs against the graph before anything runs; what was found to fit isn't looked at again."""
-        if not all(type(size) is int for each in inputs for size in each.shape[1:]):
-            return  # torch.export has its own names for sizes
+        exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if exporting or not all(type(size) is int for each in inputs for size in each.shape[1:]):
+            return  # there sizes have names, and whatever a check does would be taken for a part of the network
         names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
         held = {name: self._bayeszip_tensor(name) for name in names}
         floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
@@ -95,7 +98,7 @@ class Network(nn.Module):
         if key in opened.fitting:
             return
         shapes = [(-1, *each.shape[1:]) for each in inputs]
-        graph, found = at_sizes(opened.graph, opened.tensors, Budget(opened.limits), shapes)
+        graph, found = at_sizes(opened.graph, opened.tensors, Budget(opened.limits), shapes, opened.picks)
         steps = [
             replace(step, attributes={**step.attributes, **_changed(step, node)})
             for step, node in zip(self._bayeszip_steps, graph.nodes, strict=True)
@@ -153,7 +156,7 @@ def to_module(
             rehearse(steps, [None] * model.graph.inputs, _without_values(model, dtype), found, dtype)
         network = Network(steps, model.graph.outputs, model.graph.inputs)
         if found is None or model.graph.varies:
-            network._bayeszip_open = _Open(model.graph, tensor_shapes(model), budget.limits)
+            network._bayeszip_open = _Open(model.graph, tensor_shapes(model), budget.limits, stored_picks(model))
         return _filled(network, model, model.graph, layers, dtype)
 
 
