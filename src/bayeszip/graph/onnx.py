@@ -75,7 +75,8 @@ def to_onnx(
         shapes: list[list[Shape] | None] = [*sizes, None] if free else [None]
         examples = [_inputs(model, dtype, seed, given) for seed, given in enumerate((shapes[0], *shapes))]
         try:
-            proto = _exported(network, examples[0], free=free, plain=plain, names=(input_names, output_names))
+            dims = [_free_dims(model, place) if free else [] for place in range(len(examples[0]))]
+            proto = _exported(network, examples[0], dims, plain=plain, names=(input_names, output_names))
             blob: bytes = (proto if plain else with_tables(proto, model, onnx)).SerializeToString()
             _check(network, examples[1:], blob, runtime, max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps))
             return blob
@@ -122,14 +123,14 @@ def _needed(package: str) -> ModuleType:
 def _exported(
     network: Network,
     inputs: tuple[Tensor, ...],
+    free: Sequence[Sequence[int]],
     *,
-    free: bool,
     plain: bool,
     names: tuple[Sequence[str], Sequence[str]],
 ) -> Any:
-    """What torch.onnx makes of a network, an `onnx.ModelProto`; `free`: at all sizes that it can."""
-    batch, dim = torch.export.Dim("batch"), torch.export.Dim
-    first, *more = ({0: batch, **(dict.fromkeys(range(1, each.ndim), dim.AUTO) if free else {})} for each in inputs)
+    """What torch.onnx makes of a network, an `onnx.ModelProto`, at all sizes of the `free` dimensions that it can."""
+    batch, auto = torch.export.Dim("batch"), torch.export.Dim.AUTO
+    first, *more = ({0: batch, **dict.fromkeys(dims, auto)} for dims in free)
     shapes = (first, tuple(more)) if more else (first,)
     with _quiet():
         try:
@@ -148,6 +149,12 @@ def _exported(
         if program is None:
             raise ModelError("torch.onnx can't export the network")
         return _named(program.model_proto)
+
+
+def _free_dims(model: CompressedModel, place: int) -> list[int]:
+    nodes = model.graph.nodes if model.graph is not None else ()
+    stated = [node for node in nodes if node.op == "input" and node.inputs == (place,)]
+    return [each.place + 1 for node in stated[:1] for each in node.varying]
 
 
 def _named(proto: Any) -> Any:

@@ -11,6 +11,7 @@ A runtime folds such constants when it loads the file, and then computes as if t
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +43,21 @@ class _Shared:
     def bits(self) -> int:
         return 4 if len(self.table) <= 16 else 8
 
+    @cached_property
+    def entries(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Gaps and indices, where most of the weights are zero and that is shorter."""
+        found = _gaps(self.indices.reshape(-1)) if self.table[0] == 0 else None
+        if found is None or _SPARSE + len(found[0]) * (1 + self.bits / 8) >= _DENSE + self.indices.size * self.bits / 8:
+            return None
+        return found
+
+    @property
+    def cost(self) -> float:
+        """Bytes in a file, about."""
+        scale = 0 if self.scale is None else self.scale.nbytes + _SCALED
+        each, more = (self.indices.size, _DENSE) if self.entries is None else (len(self.entries[0]), _SPARSE)
+        return more + scale + self.table.nbytes + each * ((self.entries is not None) + self.bits / 8)
+
     def values(self) -> np.ndarray:
         values = self.table[self.indices]
         return values if self.scale is None else values * self.scale
@@ -58,13 +74,15 @@ def with_tables(proto: Any, model: CompressedModel, onnx: ModuleType) -> Any:
     graph, nodes, initializers = proto.graph, [], []
     for tensor in graph.initializer:
         values = onnx.numpy_helper.to_array(tensor)
-        found = _shared(tensor.name, values, model) if values.size >= _SMALLEST and values.dtype.kind == "f" else None
-        parts = _Parts(tensor.name, onnx) if found is not None else None
-        if found is not None and parts is not None and parts.write(found, values):
-            nodes += parts.nodes
-            initializers += parts.initializers
-        else:
+        large = values.size >= _SMALLEST and values.dtype.kind == "f"
+        best = min(_ways(tensor.name, values, model) if large else (), key=lambda way: way.cost, default=None)
+        if best is None or best.cost >= values.nbytes:
             initializers.append(tensor)
+            continue
+        parts = _Parts(tensor.name, onnx)
+        parts.write(best)
+        nodes += parts.nodes
+        initializers += parts.initializers
     everything = [*nodes, *graph.node]
     del graph.initializer[:], graph.node[:], graph.value_info[:]
     graph.initializer.extend(initializers)
@@ -75,14 +93,14 @@ def with_tables(proto: Any, model: CompressedModel, onnx: ModuleType) -> Any:
     return proto
 
 
-def _shared(name: str, values: np.ndarray, model: CompressedModel) -> _Shared | None:
+def _ways(name: str, values: np.ndarray, model: CompressedModel) -> Iterator[_Shared]:
+    """All that a weight may be made from, exactly: its own values, or shared values and scales."""
     table, indices = np.unique(values.reshape(-1), return_inverse=True)
     if len(table) <= _MOST_VALUES and np.isfinite(table).all():
         # The most frequent value comes first: zero, as a rule.
         order = np.argsort(-np.bincount(indices, minlength=len(table)), kind="stable")
-        place = np.argsort(order)
-        return _Shared(table[order], place[indices].reshape(values.shape))
-    return next((each for each in _scaled(name, values, model) if np.array_equal(each.values(), values)), None)
+        yield _Shared(table[order], np.argsort(order)[indices].reshape(values.shape))
+    yield from (each for each in _scaled(name, values, model) if np.array_equal(each.values(), values))
 
 
 def _scaled(name: str, values: np.ndarray, model: CompressedModel) -> Iterator[_Shared]:
@@ -109,22 +127,15 @@ class _Parts:
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
 
-    def write(self, shared: _Shared, values: np.ndarray) -> bool:
-        """Say the weight in the shortest way; False if that is the one it had."""
-        entries = _gaps(shared.indices.reshape(-1)) if shared.table[0] == 0 else None
-        scale = 0 if shared.scale is None else shared.scale.nbytes + _SCALED
-        dense = _DENSE + math.ceil(values.size * shared.bits / 8)
-        sparse = math.inf if entries is None else _SPARSE + len(entries[0]) * (1 + shared.bits / 8)
-        if min(dense, sparse) + scale + shared.table.nbytes >= values.nbytes:
-            return False
+    def write(self, shared: _Shared) -> None:
+        """Make the weight, under its name."""
         last = "gathered" if shared.scale is not None else ""
-        if entries is not None and sparse < dense:
-            self._scattered(shared, *entries, last)
+        if shared.entries is not None:
+            self._scattered(shared, *shared.entries, last)
         else:
             self._gathered(shared, shared.indices, last)
         if shared.scale is not None:
             self._add("Mul", [self._of(last), self._constant("scale", shared.scale)], "")
-        return True
 
     def _gathered(self, shared: _Shared, indices: np.ndarray, result: str) -> None:
         whole = self._add("Cast", [self._indices(indices, shared.bits)], "places", to=self._onnx.TensorProto.INT32)
