@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from bayeszip import codec, graph
 from bayeszip.errors import ModelError
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats
+from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
@@ -63,6 +64,8 @@ class Result:
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
     moved: float | None = None
+    #: The network with the same weights before anything was removed from it, if its graph is known.
+    whole: CompressedModel | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         kept = f"{self.compressed.original_parameters:,} parameters, {self.compressed.nonzero:,} not zero"
@@ -117,8 +120,21 @@ class Result:
         if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
             before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
             yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
+        yield from self._costs()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+    def _costs(self) -> Iterator[tuple[str, str]]:
+        """What a sample costs, before and after."""
+        if self.whole is None or (before := multiply_adds(self.whole)) is None:
+            return
+        yield "multiply-adds a sample", f"{before:,} before, {multiply_adds(self.compressed):,} as decoded"
+        times = latency(self.whole), latency(self.compressed)
+        if times[0] is not None and times[1] is not None:
+            yield (
+                "time a sample",
+                f"{1e3 * times[0]:.3g} ms before, {1e3 * times[1]:.3g} ms as decoded (CPU, one thread)",
+            )
 
     def _left(self) -> str:
         """What the training had no part in, by kind, with the bytes that it takes in the file."""
@@ -179,7 +195,8 @@ class Form:
         small, deviations = self._small(large)
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
-        return coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        result = coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        return replace(result, whole=large if self._graph is not None else None)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)

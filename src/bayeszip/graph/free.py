@@ -43,7 +43,7 @@ def other_sizes(model: CompressedModel, budget: Budget | None = None) -> Iterato
         return
     stated, picks = input_shapes(graph), stored_picks(model)
     free = [(node.inputs[0], each.place + 1) for node in graph.nodes if node.op == "input" for each in node.varying]
-    for places in (free, *([place] for place in free if len(free) > 1)):
+    for places in (free, *([place] for place in free if len(free) > 1)) if free else ():
         for turn in range(max(len(near(stated[which][dim])) for which, dim in places)):
             wanted = [list(shape) for shape in stated]
             for which, dim in places:
