@@ -1,10 +1,21 @@
-"""Latency of loaded networks after dead-unit removal, over the originals: torch and onnxruntime, batch 1 and 64.
+"""Latency of loaded networks over the originals: torch and onnxruntime, batch 1 and 64, one thread.
 
-python benchmarks/latency.py
+    python benchmarks/latency.py [FILE.bayz …] [-o benchmarks/latency.json]
+
+Files are of built-in networks. Without any, the headlines of ResNet-20 and VGG-16 in results/frontier are measured,
+where they are, and a LeNet-5 of the paper's table. The original is the built-in network as a user has it: in torch its
+own class in eval mode, in onnxruntime what torch's exporter makes of it. With `-o` the figures are written as JSON:
+`benchmarks/latency.json` is what RESULTS.md shows.
 """
 
+import argparse
+import io
+import json
+import platform
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,108 +23,148 @@ import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
+from bayeszip import loading, models
+from bayeszip.experiments.curves import CURVES
+from bayeszip.experiments.records import file_of, read
 from bayeszip.graph.onnx import to_onnx
-from bayeszip.graph.soundness import states_inputs
-from bayeszip.loading import read_model
-from bayeszip.models import LeNet5
-from bayeszip.tensors import CompressedModel, QuantizedTensor
-
-CODEBOOK = np.linspace(-0.08, 0.08, 9, dtype=np.float32)[[4, 0, 1, 2, 3, 5, 6, 7, 8]]
-
 
 ROOT = Path(__file__).parents[1]
-
-#: Where trained files lie, the best first.
-TRAINED = ("results/table/lenet-5-*.bayz", "benchmarks/networks/lenet-5.bayz")
-
-
-class Block(nn.Module):
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
-        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
-        changes = stride > 1 or before != after
-        projection = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-        self.shortcut = projection if changes else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x))
+BATCHES = (1, 64)
+WARM_UP, ROUNDS = 5, 25
 
 
-def resnet18() -> nn.Module:
-    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
-    widths += [(128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]
-    stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
-    return nn.Sequential(*stem, *(Block(*each) for each in widths), *head)
+@dataclass(frozen=True)
+class Row:
+    """Milliseconds of the original and of the loaded network, in one runtime at one size of batch."""
+
+    file: str
+    network: str
+    runtime: str
+    batch: int
+    original_ms: float
+    loaded_ms: float
+    original_parameters: int
+    loaded_parameters: int
+    #: Multiplications of one image's weighted layers.
+    original_macs: int
+    loaded_macs: int
 
 
-def pruned(net: nn.Module, x: Tensor, share: float) -> CompressedModel:
-    """The network quantized, with a share of the inputs of every inner layer read by nobody."""
-    rng, graph, quantized = np.random.default_rng(0), trace(net, x), {}
-    for name, parameter in net.named_parameters():
-        if parameter.ndim > 1:
-            symbols = rng.integers(1, len(CODEBOOK), parameter.shape)
-            symbols[rng.random(parameter.shape) < 0.7] = 0
-            if "conv2" in name:
-                symbols[:, rng.random(parameter.shape[1]) < share] = 0
-            quantized[name] = QuantizedTensor(symbols, CODEBOOK)
-    return CompressedModel(from_state(net, quantized, graph), graph)
+def default_files() -> list[Path]:
+    """The first headline of ResNet-20 and of VGG-16, as far as they are there, and a LeNet-5."""
+    folder = ROOT / "results" / "frontier"
+    records = read(folder)
+    found = [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz"]
+    for curve in CURVES:
+        if curve.model in ("resnet-20", "vgg-16") and curve.augmented:
+            variants = [variant for variant in curve.variants() if len(variant.seeds) > 1]
+            names = [f"{variant.name}-{variant.seeds[0]}" for variant in variants]
+            found += [file_of(folder, name) for name in names if name in records]
+    return found
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(5):
-        run()
-    for _ in range(25):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1e3 * float(np.median(times))
+def network_of(path: Path) -> str:
+    """The built-in network that a file is named after.
+
+    >>> network_of(Path("resnet-20-4-augmented-tau1=0.2-10.bayz"))
+    'resnet-20-4'
+    """
+    known = [name for name in models.BUILT_IN if path.name.startswith(f"{name}-")]
+    if not known:
+        raise SystemExit(f"{path.name} is not named after a built-in network: {', '.join(models.BUILT_IN)}")
+    return max(known, key=len)
 
 
-def trained() -> tuple[CompressedModel, str]:
-    """LeNet-5 as a trained file holds it: the first one there is, and its name."""
-    for pattern in TRAINED:
-        for path in sorted(ROOT.glob(pattern)):
-            return read_model(path), str(path.relative_to(ROOT))
-    raise SystemExit(f"no trained LeNet-5 is there: none of {', '.join(TRAINED)}")
+def rows_of(path: Path) -> list[Row]:
+    """What a file's network takes, beside what its original does."""
+    name = network_of(path)
+    shape = models.build(name).input_shape
+    original, loaded = models.build_seeded(name, 0).eval(), loading.load(path).eval()
+    example = torch.randn(2, *shape)
+    sessions = [_session(exported(original, example)), _session(to_onnx(loading.read_model(path)))]
+    about = [count(network) for network in (original, loaded)], [macs(network, shape) for network in (original, loaded)]
+    rows = []
+    for batch in BATCHES:
+        images = torch.randn(batch, *shape)
+        with torch.no_grad():
+            eager = in_turns([partial(network, images) for network in (original, loaded)])
+        feed = images.numpy()
+        runtime = in_turns([partial(each.run, None, {each.get_inputs()[0].name: feed}) for each in sessions])
+        for kind, times in (("torch", eager), ("onnxruntime", runtime)):
+            rows.append(Row(path.name, name, kind, batch, *times, *about[0], *about[1]))
+    return rows
 
 
-def cases() -> Iterator[tuple[str, CompressedModel, CompressedModel, tuple[int, ...]]]:
-    """A network's name, itself and what is left of it, as models; and the size of a sample."""
-    net, x = LeNet5().eval(), torch.randn(2, 1, 28, 28)
-    graph = trace(net, x)
-    small, path = trained()
-    if small.graph is None or not states_inputs(small.graph):  # an older file
-        small = CompressedModel(small.tensors, graph)
-    yield f"LeNet-5, {path}", CompressedModel(from_state(net, graph=graph), graph), drop_dead_units(small), (1, 28, 28)
-    x = torch.randn(2, 3, 32, 32)
-    large = pruned(resnet18().eval(), x, 0.5)
-    small = drop_dead_units(large)
-    prove_same(large, small, x)
-    yield "ResNet-18, half of the inner channels dead (planted)", large, small, (3, 32, 32)
+def in_turns(runs: list[Callable[[], object]]) -> list[float]:
+    """The median milliseconds of each; in turns, so that whatever else the machine does falls on all of them."""
+    times: list[list[float]] = [[] for _ in runs]
+    for number in range(WARM_UP + ROUNDS):
+        for run, held in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if number >= WARM_UP:
+                held.append(time.perf_counter() - start)
+    return [1e3 * float(np.median(held)) for held in times]
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def exported(network: nn.Module, example: Tensor) -> bytes:
+    """The network as torch's own exporter writes it, for any number of images."""
+    held = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network, (example,), held, dynamo=False, input_names=["images"], dynamic_axes={"images": {0: "n"}}
+        )
+    return held.getvalue()
+
+
+def _session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    for name, large, small, size in cases():
-        print(f"{name}: {large.parameters:,} → {small.parameters:,} parameters")
-        print(f"{'batch':>8}{'torch':>22}{'onnxruntime':>22}   (ms: original → loaded)")
-        networks = [to_module(each) for each in (large, small)]
-        sessions = [onnxruntime.InferenceSession(to_onnx(each), options) for each in (large, small)]
-        for batch in (1, 64):
-            images = torch.randn(batch, *size)
-            with torch.no_grad():
-                eager = [milliseconds(partial(each, images)) for each in networks]
-            feed = images.numpy()
-            runtime = [milliseconds(partial(each.run, None, {each.get_inputs()[0].name: feed})) for each in sessions]
-            print(f"{batch:8}{eager[0]:12.2f} → {eager[1]:7.2f}{runtime[0]:12.2f} → {runtime[1]:7.2f}")
+    return onnxruntime.InferenceSession(model, options)
+
+
+def count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def macs(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """Multiplications of convolutions and linear layers for one image, seen by torch's own counter of operations."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, *shape))
+    return counter.get_total_flops() // 2
+
+
+def print_table(rows: list[Row]) -> None:
+    for path in dict.fromkeys(row.file for row in rows):
+        own = [row for row in rows if row.file == path]
+        print(f"{path}: {own[0].original_parameters:,} → {own[0].loaded_parameters:,} parameters", end=", ")
+        print(f"{own[0].original_macs:,} → {own[0].loaded_macs:,} multiplications")
+        for row in own:
+            times = f"{row.original_ms:9.3f} → {row.loaded_ms:8.3f} ms"
+            factor = row.original_ms / row.loaded_ms
+            print(f"{row.runtime:>14}, batch {row.batch:3}: {times}  {factor:6.2f} times faster")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.bayz")
+    parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = [row for path in chosen.files or default_files() for row in rows_of(path)]
+    figures = {
+        "machine": f"{platform.machine()}, one thread",
+        "torch": str(torch.__version__),
+        "onnxruntime": onnxruntime.__version__,
+        "rows": [asdict(row) for row in rows],
+    }
+    if chosen.output is not None:
+        chosen.output.write_text(json.dumps(figures, indent=1) + "\n")
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import nn
 
 import bayeszip
 from bayeszip import codec, ending
-from bayeszip.errors import DataError, ModelError, OutputError, TrainingError
+from bayeszip.errors import DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.quantize import quantize
 from bayeszip.recipe import recipe
@@ -379,6 +379,35 @@ def test_networks_without_norms_have_the_files_they_had():
     of_the_network = compress(mlp(), settings=QUICK.override("mixture.units=network"))
     assert compress(mlp()).blob == of_the_network.blob
     assert all(tensor.scale is None for tensor in of_the_network.compressed.tensors.values())
+
+
+def test_a_rate_makes_the_file_smaller_and_is_stated():
+    without = compress(mlp())
+    result = compress(mlp(), settings=QUICK.override("quantization.rate=16"))
+    assert result.bytes < without.bytes
+    assert result.rate == 16
+    assert re.search(r"weight of a bit +16\b", result.report())
+    assert "weight of a bit" not in without.report()
+
+
+def test_of_rates_on_trial_the_first_that_keeps_the_accuracy_is_taken():
+    settings = QUICK.override("quantization.rate=1e3", "quantization.rate_trials=16", "quantization.rate_drop=2")
+    without, result = compress(mlp()), compress(mlp(), settings=settings)
+    assert result.rate in [1e3 * 0.75**trial for trial in range(1, 16)]
+    assert result.bytes < without.bytes
+    assert result.accuracy >= without.accuracy - 0.02
+    more = compress(
+        mlp(), settings=settings.override(f"quantization.rate={result.rate / 0.75}", "quantization.rate_trials=0")
+    )
+    assert more.accuracy < without.accuracy - 0.02
+
+
+def test_trials_that_nothing_can_judge_are_refused():
+    settings = QUICK.override("quantization.rate=1", "quantization.rate_trials=2")
+    with pytest.raises(RecipeError, match="judged on validation data"):
+        compress(mlp(), settings=settings, data=batches())
+    with pytest.raises(RecipeError, match="a target decides"):
+        compress(mlp(), settings=settings, max_bytes=400)
 
 
 def test_transposed_and_grouped_convolutions_have_units_too(tmp_path):

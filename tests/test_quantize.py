@@ -1,6 +1,7 @@
 """Quantization: argmax responsibility by brute force, the threshold, fitted mixtures, merging, the codebook."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bayeszip.quantize import (
     _nearest_means,
     at_error,
     bounded,
+    by_rate,
     cluster,
     fit_mixture,
     quantize,
@@ -195,6 +197,8 @@ def test_everything_pruned_is_all_zeros():
         ({"assignment": "nearest"}, "assignment must be one of mixture, fit"),
         ({"prune_rate": 0.2}, "prune_rate must be between 0.5 and 1"),
         ({"components": 0}, "components must be between 1 and 65535"),
+        ({"rate": -1.0}, "rate must be between 0 and"),
+        ({"rate_trials": 3}, "rate_trials tries parts of quantization.rate, which is 0"),
     ],
 )
 def test_settings_that_are_refused(values, message):
@@ -367,3 +371,66 @@ def test_a_unit_is_the_scale_of_every_row_and_survives_what_comes_after(bits):
 def test_tensors_without_weights_have_no_scale():
     posterior, tensors = two_layers(UNITS)
     assert all(tensor.scale is None for tensor in trim(tensors, posterior, 0).values())
+
+
+def sparse(units: dict[str, float] | None = None) -> Posterior:
+    """Two layers as training leaves them: most weights next to zero, the others near three values, and how surely."""
+    random = np.random.default_rng(0)
+    weights = {}
+    for name, shape in (("a", (40, 60)), ("b", (10, 40))):
+        unit = (units or {}).get(name, 1.0)
+        theta = random.choice([-0.5, 0.5, 1.0], size=shape) * (random.random(shape) < 0.1)
+        theta = theta * random.uniform(0.1, 1.2, size=shape) + random.normal(scale=0.02, size=shape)
+        weights[name] = GaussianTensor(
+            (unit * theta).astype(np.float32), np.full(shape, -4.0, np.float32) + 2 * np.log(unit)
+        )
+    prior = mixture([0.0, -0.5, 0.5, 1.0], [0.1, 0.05, 0.05, 0.05], [0.9, 0.04, 0.04, 0.02])
+    return Posterior(weights, {"mixture": replace(prior, units=units or {})})
+
+
+def lagrangian(tensors: dict[str, QuantizedTensor], weights: Posterior, rate: float) -> float:
+    nats = sum(
+        (
+            0.5 * (tensor.dequantize() - weights.weights[name].theta) ** 2 / np.exp(weights.weights[name].log_sigma2)
+        ).sum()
+        for name, tensor in tensors.items()
+    )
+    return float(nats) + rate * math.log(2) * codec.prices(CompressedModel(tensors)).bits
+
+
+@pytest.mark.parametrize("units", [None, {"a": 0.1, "b": 3.0}])
+def test_bits_that_weigh_more_leave_fewer_of_them(units):
+    weights = sparse(units)
+    nearest = quantize(weights, Quantization())
+    sizes = []
+    for rate in (0.1, 1.0, 4.0):
+        chosen = quantize(weights, Quantization(rate=rate))
+        assert lagrangian(chosen, weights, rate) < lagrangian(nearest, weights, rate)
+        sizes.append(codec.measure(CompressedModel(chosen)))
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_bits_that_weigh_nothing_change_nothing():
+    weights = sparse()
+    assert quantize(weights, Quantization(rate=0.0)) == quantize(weights, Quantization())
+    assert quantize(weights, Quantization(rate=1.0)) != quantize(weights, Quantization())
+    assert Quantization().rate == 0
+
+
+def test_weights_that_are_known_well_stay_and_values_that_nobody_takes_go():
+    prior = mixture([0.0, 0.5, 1.0], [0.1, 0.05, 0.05], [0.9, 0.05, 0.05])
+    theta, log_sigma2 = np.zeros((20, 30)), np.full((20, 30), -2.0)
+    theta[::2, ::3], log_sigma2[::2, ::3] = 0.5, -12.0
+    theta[15, 16], log_sigma2[15, 16] = 1.0, 2.0
+    before = quantize(posterior(theta, log_sigma2, prior), Quantization())["w"]
+    after = quantize(posterior(theta, log_sigma2, prior), Quantization(rate=1.0))["w"]
+    assert before.codebook.tolist() == [0, 0.5, 1.0]
+    assert after.codebook.tolist() == [0, 0.5]
+    np.testing.assert_array_equal(after.dequantize(), np.where(theta == 0.5, 0.5, 0.0))
+
+
+def test_a_rate_that_nothing_is_worth_leaves_zeros():
+    weights = sparse({"a": 0.1, "b": 3.0})
+    chosen = by_rate(quantize(weights, Quantization()), weights, 1e6)
+    assert sum(tensor.nonzero for tensor in chosen.values()) == 0
+    assert all(tensor.scale is None for tensor in chosen.values())

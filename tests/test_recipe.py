@@ -162,3 +162,8 @@ def test_every_setting_is_documented():
 def test_a_name_that_can_not_be_a_path(name):
     with pytest.raises(RecipeError, match="there is no recipe"):
         recipe(name)
+
+
+def test_bits_can_weigh_with_the_coder_that_tells_them():
+    with pytest.raises(RecipeError, match="those of the coder context"):
+        recipe("quick").override("quantization.rate=1", "coding.coder=csr-huffman")

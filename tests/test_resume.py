@@ -160,6 +160,20 @@ def test_a_target_is_steered_to_as_before(tmp_path, target):
     assert result.fit.strength == expected.fit.strength
 
 
+def test_trials_of_a_rate_are_taken_up(tmp_path):
+    """The closing phase runs once without a rate, and once for each that is tried."""
+    settings = QUICK.override("quantization.rate=4", "quantization.rate_trials=3")
+    whole = Acting()
+    expected = run(watcher=whole, recipe=settings)
+    assert len(whole.steps) >= STEPS + 4
+    with pytest.raises(Crash):
+        run(tmp_path, watcher=Acting(STEPS + 3), recipe=settings)
+    resumed = Acting()
+    result = run(tmp_path, watcher=resumed, resume=True, recipe=settings)
+    assert (result.blob, result.rate) == (expected.blob, expected.rate)
+    assert len(resumed.steps) == len(whole.steps) - STEPS - 2
+
+
 def test_nothing_saved_yet_begins_at_the_start(whole, tmp_path):
     assert run(tmp_path / "new", resume=True).blob == whole.blob
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayeszip import graph
 from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, steering_towards
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, held_to, steering_towards
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
@@ -115,6 +115,8 @@ def compress(
     if max_accuracy_drop is not None and val_loader is None:
         raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
     plan, hardware = named_recipe(recipe).having(settings).scaled(), resolve_device(device)
+    if plan.quantization.rate_trials:
+        check_trials(val_loader, target)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = _plain_copy(model).to(hardware)
@@ -276,7 +278,7 @@ class _Training:
 
     def renew(self, network: nn.Module) -> None:
         """Take the statistics of batch norms anew."""
-        renew_statistics(network, self.data.batches)
+        renew_statistics(network, self.data.batches, self.data.augment)
         self.engine.level_buffers(network)
 
     def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:

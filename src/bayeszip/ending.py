@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bayeszip import codec
-from bayeszip.errors import TargetError
+from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Steering
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
@@ -21,7 +21,7 @@ from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_wit
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "held_to", "steering_towards"]
+__all__ = ["BesideWeights", "Ending", "bytes_now", "check_trials", "held_to", "steering_towards"]
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -29,6 +29,18 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def check_trials(validation: object | None, target: object | None) -> None:
+    """Refuse trials of a rate that nothing can judge, or that a target leaves no room for.
+
+    Raises:
+        RecipeError: there is no validation data, or there is a target.
+    """
+    if validation is None:
+        raise RecipeError("quantization.rate_trials are judged on validation data; give some, or set it to 0")
+    if target is not None:
+        raise RecipeError("a target decides how small the file is; set quantization.rate_trials=0, or drop the target")
 
 
 @dataclass(frozen=True)
@@ -76,18 +88,41 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
-        return dataclasses.replace(result, accuracy=self.accuracy(result.network()), accuracy_snapped=snapped)
+        accuracy, rate = self.accuracy(result.network()), self.settings.quantization.rate
+        return dataclasses.replace(result, accuracy=accuracy, accuracy_snapped=snapped, rate=rate)
 
     def towards(self, target: Target | None, posterior: Posterior, accuracy_before: float | None) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target."""
         how = self.settings.quantization
         if target is None:
-            return self.finish(quantize(posterior, how), posterior)
+            return self.as_set(posterior, how)
         budget = target.budget(parameter_count(self.network))
         if budget is None:
             floor = (accuracy_before or 0.0) - (target.max_accuracy_drop or 0.0) / 100
             return smallest_accurate(posterior, how, lambda symbols: self.finish(symbols, posterior), floor)
         return self.within(budget, posterior, how)
+
+    def as_set(self, posterior: Posterior, how: Quantization) -> Result:
+        """Quantized as `how` says; of the rates that it tries, by the first that keeps the accuracy of none."""
+        if not how.rate_trials:
+            return self.finish(quantize(posterior, how), posterior)
+        network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
+        without = apart._at_rate(0.0, posterior, how)
+        chosen, by = without, apart.network
+        for trial in range(how.rate_trials):
+            apart = dataclasses.replace(apart, network=copy.deepcopy(network))
+            result = apart._at_rate(how.rate * 0.75**trial, posterior, how)
+            drop = (without.accuracy or 0.0) - (result.accuracy or 0.0)
+            if result.bytes < without.bytes and 100 * drop <= how.rate_drop + 1e-9:
+                chosen, by = result, apart.network
+                break
+        if self.in_place:
+            network.load_state_dict(by.state_dict())
+        return chosen
+
+    def _at_rate(self, rate: float, posterior: Posterior, how: Quantization) -> Result:
+        tried = dataclasses.replace(how, rate=rate, rate_trials=0)
+        return dataclasses.replace(self.finish(quantize(posterior, tried), posterior), rate=rate)
 
     def within(self, budget: int, posterior: Posterior, how: Quantization) -> Result:
         """A file of at most `budget` bytes."""

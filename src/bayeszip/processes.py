@@ -53,7 +53,11 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for worker in (*self._idle, *self._busy):
+        workers = (*self._idle, *self._busy)
+        # All at once: each may have a state to save.
+        for worker in workers:
+            worker.tell_to_end()
+        for worker in workers:
             worker.end()
 
     def outcomes(self, tasks: Iterable[Any]) -> Iterator[Outcome]:
@@ -91,9 +95,12 @@ class _Worker:
         self.process.join(_PATIENCE)
         return f"its process ended with status {self.process.exitcode}"
 
-    def end(self) -> None:
+    def tell_to_end(self) -> None:
         self.connection.close()
         self.process.terminate()
+
+    def end(self) -> None:
+        self.tell_to_end()
         self.process.join(_PATIENCE)
 
 
@@ -107,6 +114,9 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
             task = connection.recv()
             try:
                 connection.send((function(task), None, True))
+            except (Interrupted, KeyboardInterrupt):
+                # It was told to end, and has saved where it was.
+                return
             except BayeszipError as error:
                 connection.send((None, str(error), True))
             except Exception as error:

@@ -7,7 +7,8 @@ Two ways, as in app. B of the paper:
 - without (variational dropout alone): weights whose dropout rate σ²/(θ²+σ²) reaches a threshold become 0, and a
   mixture fitted to the fixed rest gives the shared values.
 
-Components that coincide, or that no weight chose, disappear from the codebook.
+Components that coincide, or that no weight chose, disappear from the codebook. If bits weigh anything, each weight then
+takes the value that is worth them: `by_rate`.
 
 Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
 within an error that no weight may exceed, `stepped` to a grid; or all together, `at_error`, by the steps that make the
@@ -29,6 +30,7 @@ from bayeszip.settings import at_least, between, check, choice, setting
 from bayeszip.tensors import (
     MAX_LOG_SYMBOLS,
     MAX_SYMBOLS,
+    Aim,
     CompressedModel,
     LogGrid,
     QuantizedTensor,
@@ -42,6 +44,7 @@ __all__ = [
     "Quantization",
     "at_error",
     "bounded",
+    "by_rate",
     "cluster",
     "fit_mixture",
     "quantize",
@@ -88,9 +91,28 @@ class Quantization:
         0.0, "components merge that lie within this many standard deviations of each other", at_least(0)
     )
     codebook_bits: int = setting(32, "precision of the shared values: 32, or 16 (IEEE half)", between(16, 32))
+    rate: float = setting(
+        0.0,
+        "what a bit of the file weighs when each weight takes a shared value, against (θ − value)² / 2σ² and in units "
+        "of ln 2 (0: nothing)",
+        between(0, 1e6),
+    )
+    rate_trials: int = setting(
+        0,
+        "how many rates to try on the validation data, `rate` and down by quarters; the first that keeps the accuracy "
+        "is taken, or none (0: `rate` as it is)",
+        between(0, 16),
+    )
+    rate_drop: float = setting(
+        0.0, "rate_trials: percentage points of validation accuracy that a rate may cost", between(0, 100)
+    )
 
     def __post_init__(self) -> None:
         check(self, "quantization")
+        if self.rate_trials and not self.rate:
+            raise RecipeError(
+                "quantization.rate_trials tries parts of quantization.rate, which is 0; set it to 1 or so"
+            )
         if self.codebook_bits not in (16, 32):
             raise RecipeError(f"quantization.codebook_bits must be 16 or 32, not {self.codebook_bits}")
 
@@ -114,7 +136,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
     for name, unit in mixture.units.items():
         tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
-    return tensors
+    return by_rate(tensors, posterior, settings.rate) if settings.rate else tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -131,6 +153,23 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
         symbols[name] = tensor.symbols.astype(np.int64)
         symbols[name][alive[name]] *= chosen[start : start + count]
         start += count
+    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
+
+
+def by_rate(
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float
+) -> dict[str, QuantizedTensor]:
+    """The same values; of them each weight takes the one with the least (θ − v)² / 2σ² + strength · ln 2 · bits.
+
+    The posterior says what a move costs: it is as wide as the loss is flat. The bits are what the coder asks where the
+    weight stands; zero is a value like any other.
+    """
+    aims = {
+        name: Aim(weight.theta.astype(np.float64), np.exp(-weight.log_sigma2.astype(np.float64)))
+        for name, weight in posterior.weights.items()
+    }
+    chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
+    symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
     return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
 
 

@@ -88,6 +88,10 @@ class Recipe:
             raise RecipeError(f"{self.name}: phases need names of their own, not {', '.join(sorted(doubled))}")
         if self.quantization.assignment == "mixture" and not any(phase.tau2 for phase in self.phases):
             raise RecipeError(f"{self.name}: no phase trains the mixture (τ₂ > 0); set quantization.assignment=fit")
+        if self.quantization.rate and self.coding.coder == "csr-huffman":
+            raise RecipeError(
+                f"{self.name}: bits are those of the coder context; set quantization.rate=0 for csr-huffman"
+            )
 
     def scaled(self) -> "Recipe":
         """The same with `epochs_scale` applied; a phase that had an epoch keeps at least one."""
@@ -160,7 +164,14 @@ class Recipe:
         """How a network amid its training is quantized: before there is a mixture, with one that is fitted."""
         if self.quantization.assignment == "fit" or posterior.mixture is not None:
             return self.quantization
-        return Quantization(assignment="fit", prune_rate=0.95, components=self.mixture.components, codebook_bits=16)
+        return dataclasses.replace(
+            self.quantization,
+            assignment="fit",
+            prune_rate=0.95,
+            components=self.mixture.components,
+            merge_within=0.0,
+            codebook_bits=16,
+        )
 
     def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
         """All phases in the order in which they run."""
@@ -238,6 +249,10 @@ def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
 
 #: Pretraining with an ℓ₂ penalty, for built-in networks that come without weights.
 _L2 = Phase(name="l2", epochs=40, noise=False, weight_decay=1e-4, rate_theta=3e-3, schedule="cosine")
+#: The same for residual networks and the like, which come further by gradient descent with momentum.
+_MOMENTUM = Phase(
+    name="l2", epochs=100, noise=False, optimizer="sgd", weight_decay=5e-4, rate_theta=0.2, schedule="cosine"
+)
 _PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
 _PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
 _PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
@@ -305,6 +320,16 @@ RECIPES: dict[str, Recipe] = _named(
             pretraining=(_L2,),
             phases=(dataclasses.replace(_VD, tau1=0.7), dataclasses.replace(_VD_SWS, tau1=0.7)),
             mixture=MixtureStart(components=33),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            closing=_CLOSING,
+        ),
+        # For deep networks with normalization layers, which bear less noise; components reach to the weights' ends.
+        Recipe(
+            name="deep",
+            batch_size=256,
+            pretraining=(_MOMENTUM,),
+            phases=(dataclasses.replace(_VD, tau1=0.35), dataclasses.replace(_VD_SWS, tau1=0.35)),
+            mixture=MixtureStart(components=33, seeding="even"),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),

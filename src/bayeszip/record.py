@@ -60,6 +60,7 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(fit.seconds, 1),
         "seed": fit.seed,
         **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
+        **({"rate": result.rate} if fit.recipe.quantization.rate else {}),
         "augment": fit.augment,
         "device": fit.device,
         "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},

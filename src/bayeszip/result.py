@@ -60,6 +60,8 @@ class Result:
     #: values were trained.
     accuracy: float | None = None
     accuracy_snapped: float | None = None
+    #: What a bit weighed when the symbols were chosen.
+    rate: float = 0.0
     #: None if nothing was trained.
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
@@ -108,6 +110,8 @@ class Result:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
             if self.fit.augment:
                 yield "augmentation", self.fit.augment
+            if self.fit.recipe.quantization.rate:
+                yield "weight of a bit", f"{self.rate:g}"
             yield "time", f"{self.fit.seconds:.0f} s"
         left = self._left()
         if left:

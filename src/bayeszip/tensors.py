@@ -16,13 +16,16 @@ from bayeszip.errors import ModelError
 from bayeszip.operators import OPERATORS, AttributeValue
 
 __all__ = [
+    "Aim",
     "CompressedModel",
     "Graph",
     "Grid",
     "LogGrid",
     "Node",
+    "Prices",
     "QuantizedTensor",
     "RawTensor",
+    "TensorPrices",
     "UniformGrid",
     "Varying",
     "sized",
@@ -438,6 +441,61 @@ class CompressedModel:
     @property
     def nonzero(self) -> int:
         return sum(tensor.nonzero for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPrices:
+    """What a coder asks for the weights of a quantized tensor, in bits, each in its live context.
+
+    Args:
+        zero: for each weight, what it costs to be zero; 0 where that goes without saying, as in a row of zeros.
+        nonzero: for each weight, what it costs not to be, whichever value it has.
+        value: for each symbol, what it costs a weight that is not zero to be this one; 0 for symbol 0.
+        paid: for each weight, what it cost to be what it is: `zero`, or `nonzero` and the price of its value, which
+            its neighbors may have made cheaper than `value`.
+    """
+
+    zero: np.ndarray
+    nonzero: np.ndarray
+    value: np.ndarray
+    paid: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not self.zero.shape == self.nonzero.shape == self.paid.shape or self.value.ndim != 1:
+            raise ModelError(f"prices for weights of shapes {self.zero.shape}, {self.nonzero.shape}, {self.paid.shape}")
+        for name in ("zero", "nonzero", "value", "paid"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a coder asks for a model, in bits: of its quantized tensors by name, and of all else in the file."""
+
+    tensors: Mapping[str, TensorPrices]
+    beside: float
+
+    @property
+    def bits(self) -> float:
+        """What the whole file costs."""
+        return self.beside + sum(float(prices.paid.sum()) for prices in self.tensors.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """What the weights of a tensor are to be: it costs (w − mean)² · precision / 2 nats that one is w instead.
+
+    Args:
+        means: of the tensor's shape, in the units of its weights, scales included.
+        precisions: the same; or one number for all weights.
+    """
+
+    means: np.ndarray
+    precisions: np.ndarray | float
+
+    def missed_by(self, weights: np.ndarray) -> float:
+        """What it costs, in nats, that the weights are these."""
+        away = weights.astype(np.float64) - self.means
+        return float((0.5 * np.square(away) * self.precisions).sum())
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

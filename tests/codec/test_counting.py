@@ -19,7 +19,7 @@ def coded(coder, symbols: np.ndarray, view: View, survey, values: int, step: int
         coder.reserve(2 * step * view.columns * (levels + 1) + 16)
         last = min(first + step, view.rows)
         coder.span = code_counted(coder.span, coder.buffer, coder.end, symbols, survey.rows, survey.columns,
-                                  first, last, values, levels, model)  # fmt: skip
+                                  first, last, values, levels, model, None)  # fmt: skip
 
 
 @pytest.mark.parametrize("short", [0, 5])

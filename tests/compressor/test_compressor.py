@@ -293,6 +293,18 @@ def test_a_file_can_be_held_to_a_number_of_bytes(model):
     assert 285 <= result.bytes <= 300
 
 
+@pytest.mark.parametrize("rate", [16, 1e6])
+def test_the_model_takes_the_values_of_the_rate_that_trials_chose(model, rate):
+    settings = RECIPE.override(f"quantization.rate={rate}", "quantization.rate_trials=1", "quantization.rate_drop=1")
+    compressor = compressor_of(model, settings)
+    train(compressor, model, data=batches())
+    with pytest.raises(RecipeError, match="judged on validation data"):
+        compressor.finalize(example_inputs=(blobs()[0][:2],))
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],), val_loader=[blobs(seed=2)])
+    assert result.rate == (rate if rate < 1e6 else 0.0)
+    assert torch.allclose(model(blobs(seed=2)[0]), result.model(blobs(seed=2)[0]), atol=1e-5)
+
+
 def test_a_budget_out_of_reach_is_named(model):
     compressor = compressor_of(model, SHORT)
     train(compressor, model)

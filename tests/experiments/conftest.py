@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bayeszip import data
-from bayeszip.experiments import records, runner
+from bayeszip.experiments import records
 
 NETS = """
 from torch import nn
@@ -61,7 +61,6 @@ def nets(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "nets_of_experiments", raising=False)
     monkeypatch.setitem(records.OFFSET_BITS, "nets_of_experiments:Recorder", 5)
-    monkeypatch.setattr(runner, "DATA", f"idx:{tmp_path / 'images'}")
     return importlib.import_module("nets_of_experiments")
 
 

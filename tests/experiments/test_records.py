@@ -4,7 +4,7 @@ import pytest
 
 from bayeszip.errors import DataError
 from bayeszip.experiments.records import _sparse as sparse
-from bayeszip.experiments.records import add, history_of, pack_history, read, recipe_of
+from bayeszip.experiments.records import add, file_of, history_of, pack_history, read, recipe_of, take
 from bayeszip.recipe import RECIPES
 
 
@@ -33,6 +33,23 @@ def test_records_are_ordered_and_replaced_by_name(tmp_path):
     add(tmp_path, {"name": "b-9", "bytes": 2})
     assert [(name, record["bytes"]) for name, record in read(tmp_path).items()] == [("a-1", 1), ("b-9", 2), ("b-10", 1)]
     assert read(tmp_path / "nowhere") == {}
+
+
+def test_records_of_pieces_come_together_with_their_files(tmp_path):
+    for piece, names in (("one", ("a-10", "a-11")), ("two", ("a-11", "b-10"))):
+        (tmp_path / piece).mkdir()
+        for name in names:
+            add(tmp_path / piece, {"name": name, "bytes": 3, "accuracy": 0.5, "of": piece})
+            file_of(tmp_path / piece, name).write_bytes(piece.encode())
+        assert take(tmp_path / piece, tmp_path / "all") == list(names)
+    assert {name: record["of"] for name, record in read(tmp_path / "all").items()} == {
+        "a-10": "one",
+        "a-11": "two",
+        "b-10": "two",
+    }
+    assert file_of(tmp_path / "all", "a-11").read_bytes() == b"two"
+    with pytest.raises(DataError, match="has no records"):
+        take(tmp_path / "three", tmp_path / "all")
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"bytes": 3}'])

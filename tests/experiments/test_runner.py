@@ -11,15 +11,17 @@ from safetensors.torch import load_file
 from bayeszip import codec
 from bayeszip.cli import main
 from bayeszip.errors import DataError, OutputError, RecipeError, TrainingError
-from bayeszip.experiments import runner
-from bayeszip.experiments.plan import Experiment, Variant
+from bayeszip.experiments import EXPERIMENTS, runner
 from bayeszip.experiments.records import file_of, history_of, read, recipe_of
-from bayeszip.experiments.runner import Task, carry_out, do
+from bayeszip.experiments.runner import Task, carry_out, do, located
+from bayeszip.experiments.runs import Experiment, Variant
+from bayeszip.fitting import Watcher
+from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.processes import Outcome
 
 MODEL = "nets_of_experiments:Recorder"
 SETTINGS = "batch_size=64 l2.epochs=3 vd.epochs=4 vd+sws.epochs=3 closing.epochs=2 mixture.components=5"
-BOTH = Variant("both", MODEL, "vd+sws", SETTINGS)
+BOTH = Variant("both", MODEL, "vd+sws", SETTINGS, data="idx:images")
 SMALL = Experiment("small", "how it is done", (BOTH, dataclasses.replace(BOTH, name="other")), (0, 1))
 
 
@@ -58,7 +60,7 @@ def test_a_run_is_trained_on_the_training_split_and_nothing_else(nets, splits, t
     run = small_runs(seeds=(0,), only="both")[0]
     (tmp_path / "out" / "small").mkdir(parents=True)
     (tmp_path / "out" / "pretrained").mkdir()
-    task = Task(run, tmp_path / "out" / "small", "cpu", pretraining=True)
+    task = Task(run, tmp_path / "out" / "small", "cpu", BOTH.data, pretraining=True)
     published = marks(splits.train)
     assert not published & (marks(splits.validation) | marks(splits.test))
     assert do(task) is None
@@ -107,6 +109,54 @@ def test_what_is_recorded_is_not_repeated_and_what_lost_its_file_is(nets, images
     workers.done.clear()
     carry_out(SMALL, runs, tmp_path, device="cpu")
     assert workers.done == [("both-0", False)]
+
+
+class Stops(Watcher):
+    """Ends the training that it watches, once."""
+
+    left = 3
+
+    def on_epoch(self, stats, course):
+        Stops.left -= 1
+        if not Stops.left:
+            raise TrainingError("the machine is taken away")
+
+
+def test_what_was_stopped_goes_on_from_its_checkpoint(nets, images, tmp_path, workers, monkeypatch):
+    (run,) = small_runs(seeds=(0,), only="both")
+    carry_out(SMALL, [run], tmp_path / "whole", device="cpu")
+    epochs = []
+    monkeypatch.setattr(runner, "Watcher", Stops)
+    monkeypatch.setattr(Task, "checkpoints", property(lambda task: Checkpointing(task.unfinished, "1epochs", 1)))
+    for left in (2, 3, 0):  # amid the pretraining, amid the compression, and not at all
+        monkeypatch.setattr(Stops, "left", left)
+        monkeypatch.setattr(workers, "function", lambda task: (epochs.append(task.pretraining), do(task))[1])
+        with contextlib.nullcontext() if not left else pytest.raises(TrainingError, match="taken away"):
+            carry_out(SMALL, [run], tmp_path / "parts", device="cpu")
+    assert epochs == [True, True, False, False]
+    blobs = [file_of(tmp_path / name / "small", run.name).read_bytes() for name in ("whole", "parts")]
+    assert blobs[0] == blobs[1]
+    assert list((tmp_path / "parts" / "unfinished").iterdir()) == []
+
+
+def test_images_are_changed_where_the_variant_says_so(nets, images, splits, tmp_path, workers):
+    moved = dataclasses.replace(BOTH, name="moved", augment="shift=1", augment_before="shift=2")
+    experiment = dataclasses.replace(SMALL, variants=(BOTH, moved))
+    carry_out(experiment, experiment.runs((0,)), tmp_path / "out", device="cpu")
+    assert nets.SEEN - marks(splits.train)
+    records = read(tmp_path / "out" / "small")
+    assert [records[name]["augment"] for name in ("both-0", "moved-0")] == [None, "shift=1"]
+    assert len(list((tmp_path / "out" / "pretrained").iterdir())) == 2
+    still = dataclasses.replace(experiment, variants=(dataclasses.replace(moved, augment=None),))
+    with pytest.raises(RecipeError, match="holds moved-0 with other settings"):
+        carry_out(still, still.runs((0,)), tmp_path / "out", device="cpu")
+
+
+def test_data_are_where_the_user_says():
+    runs = EXPERIMENTS["frontier"].runs(only="augmented-tau1")
+    assert located(runs, ["cifar10:there"]) == {"mnist": "mnist", "cifar10": "cifar10:there"}
+    with pytest.raises(RecipeError, match="none of these runs is trained on 'cifar10:there'; they need mnist"):
+        located(EXPERIMENTS["table"].runs(), ["cifar10:there"])
 
 
 def test_other_settings_are_refused(nets, images, tmp_path, workers):
@@ -186,6 +236,8 @@ def test_the_command_shows_the_committed_records(command):
     status, output, _ = command("table", "--only", "lenet-5-vd+sws")
     assert "5 runs, from their records" in output
     assert "LeNet-300-100" not in output
+    status, output, _ = command("table", "--only", "lenet-5-vd-10,lenet-300-100-sws-1")
+    assert "6 runs, from their records" in output
     assert [line.split()[2] for line in command()[1].splitlines()][:3] == ["table", "figure", "ablation"]
 
 
@@ -193,6 +245,7 @@ def test_the_command_shows_the_committed_records(command):
     ("words", "status", "message"),
     [
         (["table", "--seeds", "10:15"], 2, "add --again DIR"),
+        (["table", "--sealed"], 2, "add --again DIR"),
         (["table", "--again", "out", "--seeds", "15:10"], 2, "write seeds as FIRST:END"),
         (["table", "--again", "out", "--only", "lenet-7"], 2, "no run of table has 'lenet-7' in its name"),
         (["table", "--only", "lenet-7"], 1, "has no record with 'lenet-7'"),
@@ -226,6 +279,16 @@ def test_the_command_trains_in_processes_and_prints_the_table(command, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "quick" / "runs.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == ["tau1=1-10", "tau1=1-11"]
     assert all((tmp_path / "quick" / f"{line['name']}.bayz").stat().st_size == line["bytes"] for line in lines)
+
+
+def test_a_choice_is_sealed_by_the_command(command, tmp_path, workers):
+    words = ["quick", "--again", str(tmp_path), "--only", "tau1=1", "--seeds", "0", "--epochs-scale", "0.001"]
+    status, output, errors = command(*words, "--device", "cpu", "--sealed")
+    assert status == 0, errors
+    assert output.splitlines()[1].split()[:3] == ["1", "0", "–"]
+    assert "of validation" in errors
+    assert "of test" not in errors
+    assert [path.name for path in (tmp_path / "quick").iterdir()] == ["runs.jsonl"]
 
 
 def test_help_has_examples(command):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayeszip.experiments.plan import parse_seeds
+from bayeszip.experiments.runs import parse_seeds
 from bayeszip.experiments.tables import STUDENT_T, Grid, front, paper_table, with_interval
 
 

@@ -179,9 +179,7 @@ def test_without_a_launcher_there_is_one_process():
     engine = make_engine(torch.device("cpu"))
     assert isinstance(engine, SingleProcess)
     assert engine.is_main
-    assert engine.is_plain
-    assert not make_engine(torch.device("cpu"), mixed_precision="bf16").is_plain
-    assert not make_engine(torch.device("cpu"), accumulate=2).is_plain
+    assert make_engine(torch.device("cpu"), accumulate=2).accumulate == 2
 
 
 def test_the_launcher_says_how_to_compute(monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.variational import MixturePrior, mixture_sum, to_variational, variational_weights
@@ -270,6 +271,42 @@ def test_reseed_places_components_at_quantiles():
     before = prior.means.clone()
     prior.reseed(torch.zeros(0))
     assert torch.equal(prior.means, before)
+
+
+def test_even_seeding_divides_the_range_and_leaves_no_tail_without_a_component():
+    prior = MixturePrior(9, 0.1, seeding="even")
+    prior.log_proportions.data.normal_()
+    survivors = torch.randn(10000, generator=torch.Generator().manual_seed(0)).double()
+    survivors[:2] = torch.tensor([-40.0, 50.0])
+    prior.reseed(survivors[torch.randperm(10000)])
+    means = prior.means.double()
+    assert (means[0], means[-1]) == (-40, 50)
+    steps = means[1:-1].diff()
+    assert torch.allclose(steps, steps.mean())  # two outliers have a component each, and don't widen the steps
+    low, high = survivors.sort().values[[10, -11]]
+    assert steps.mean().item() == pytest.approx((high - low).item() / 7)
+    assert prior.log_proportions.tolist() == [0] * 8
+
+
+def test_even_seeding_is_even_to_the_ends_where_there_are_no_outliers():
+    prior = MixturePrior(5, 0.1, seeding="even")
+    prior.reseed(torch.randperm(101).float())
+    assert prior.means.tolist() == pytest.approx([0, 100 / 3, 200 / 3, 100])
+    one = MixturePrior(2, 0.1, seeding="even")
+    one.reseed(torch.arange(100.0))
+    assert one.means.tolist() == [50]
+
+
+def test_the_recipe_says_how_components_are_seeded():
+    network = nn.Sequential(nn.Linear(10, 10))
+    to_variational(network, log_sigma2=-20.0)
+    weights = tuple(variational_weights(network))
+    prior = MixturePrior.start(network, MixtureStart(components=9, seeding="even"))
+    prior.begin(Phase(name="sws", tau2=1.0, reseed=True), weights)
+    theta = torch.cat([weight.theta.detach().flatten() for weight in weights])
+    assert (prior.means[0], prior.means[-1]) == (theta.min(), theta.max())
+    with pytest.raises(RecipeError, match=r"mixture\.seeding must be one of quantiles, even, not 'odd'"):
+        MixtureStart(seeding="odd")
 
 
 RESEED = Phase(name="sws", tau2=1.0, reseed=True)

@@ -1,5 +1,6 @@
 """`bayeszip reproduce`."""
 
+import dataclasses
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,8 @@ class What(StrEnum):
     choice = "choice"
     quick = "quick"
     targets = "targets"
+    parts = "parts"
+    frontier = "frontier"
 
 
 @command
@@ -40,9 +43,24 @@ def reproduce(
         str | None, typer.Option(metavar="FIRST:END", help="Such as 10:15, or one number [as published].")
     ] = None,
     jobs: JobsOption = 1,
-    only: Annotated[str, typer.Option(help="Only runs whose name contains this, such as lenet-5 or vd+sws.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Only runs whose name contains this, or one of several: lenet-5,vgg-16.")
+    ] = "",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:FOLDER", help="Where data of the runs are, such as cifar10:FOLDER; may be repeated."
+        ),
+    ] = None,
     epochs_scale: Annotated[float, typer.Option(help="Factor on all epochs, for a trial.")] = 1.0,
     device: DeviceOption = "auto",
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="For a choice: the test set is not opened, and no files are kept.")
+    ] = False,
+    take: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Put what --again DIR has left, here or elsewhere, among the records."),
+    ] = None,
     render: Annotated[
         bool, typer.Option("--render", help="Write RESULTS.md, the README's tables and the pictures from the records.")
     ] = False,
@@ -50,8 +68,8 @@ def reproduce(
     """Show the experiments that the repository has records of, or run them again.
 
     With --again each run is trained by `compress` as anyone runs it. Runs that have their record in DIR are not
-    repeated: what was stopped, the same command takes up. On a GPU several jobs share it through NVIDIA's Multi-Process
-    Service, which is started for them where it is installed.
+    repeated, and those that were stopped go on from their checkpoints: the same command takes up what was stopped. On
+    a GPU several jobs share it through NVIDIA's Multi-Process Service, which is started for them where it is installed.
 
     **Examples**
 
@@ -59,13 +77,16 @@ def reproduce(
 
     `bayeszip reproduce table --again again --seeds 10:15 --jobs 12 --device cuda`
 
+    `timeout 550 bayeszip reproduce frontier --again again --only resnet-20-augmented --data cifar10:FOLDER --jobs 4`
+
     `bayeszip reproduce table --again trial --only lenet-300-100-vd --epochs-scale 0.05 --jobs 2`
     """
     from bayeszip.experiments import EXPERIMENTS
     from bayeszip.experiments.pages import checkout
     from bayeszip.experiments.pages import render as render_pages
-    from bayeszip.experiments.plan import parse_seeds
     from bayeszip.experiments.records import read
+    from bayeszip.experiments.records import take as take_records
+    from bayeszip.experiments.runs import named, parse_seeds
 
     if render:
         if what is not None or again is not None:
@@ -77,11 +98,16 @@ def reproduce(
             typer.echo(f"bayeszip reproduce {known.name:<10} {known.question}")
         return
     experiment = EXPERIMENTS[what.value]
+    if take is not None:
+        taken = take_records(take / experiment.name, checkout() / "results" / experiment.name)
+        typer.echo(f"{len(taken)} records taken; bayeszip reproduce --render writes them into the pages")
+        return
     if again is None:
-        if seeds is not None or epochs_scale != 1 or jobs != 1:
-            raise RecipeError("--seeds, --jobs and --epochs-scale are for runs that are trained; add --again DIR")
+        if seeds is not None or epochs_scale != 1 or jobs != 1 or data or sealed:
+            options = "--seeds, --jobs, --data, --sealed and --epochs-scale"
+            raise RecipeError(f"{options} are for runs that are trained; add --again DIR")
         folder = checkout() / "results" / experiment.name
-        names = [name for name in read(folder) if only in name]
+        names = [name for name in read(folder) if named(name, only)]
         if not names:
             raise DataError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
         _show(experiment, folder, names)
@@ -89,8 +115,10 @@ def reproduce(
         return
     from bayeszip.experiments.runner import carry_out
 
+    if sealed:
+        experiment = dataclasses.replace(experiment, sealed=True)
     runs = experiment.runs(parse_seeds(seeds) if seeds else None, only, epochs_scale)
-    carry_out(experiment, runs, again, jobs=jobs, device=device)
+    carry_out(experiment, runs, again, jobs=jobs, device=device, data=data or ())
     _show(experiment, again / experiment.name, [run.name for run in runs])
     typer.echo(f"\nrecords and files are in {again / experiment.name}")
 

@@ -1,5 +1,6 @@
 """CompressedModel ↔ bytes: exact integers, numpy and numba only, no torch."""
 
+from bayeszip.codec.choosing import cheapest, prices
 from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure
 from bayeszip.codec.parts import Description, TensorDescription
 from bayeszip.limits import Budget, Limits
@@ -11,9 +12,11 @@ __all__ = [
     "Description",
     "Limits",
     "TensorDescription",
+    "cheapest",
     "decode",
     "describe",
     "encode",
     "inspect",
     "measure",
+    "prices",
 ]

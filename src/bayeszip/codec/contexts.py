@@ -4,24 +4,25 @@ Nothing travels that a decoder can find out by itself. A tensor begins with a bi
 then come its density, its lag, its live rows and columns, and its live cells.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bayeszip.codec.compilation import prepare
-from bayeszip.codec.counting import Counts, code_counted
+from bayeszip.codec.counting import Counts, code_counted, price_ranks
 from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
-from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels
+from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels, price_values
 from bayeszip.codec.parts import Part
+from bayeszip.codec.pricing import Pricing
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
 from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["ContextCoder"]
+__all__ = ["ContextCoder", "Stream", "ranks_of"]
 
 _DENSITY_BITS = SPARSEST.bit_length()
 _LAG_BITS = (MOST_LAG - 1).bit_length()
@@ -46,15 +47,7 @@ class ContextCoder:
     def write(self, model: CompressedModel, outline: Outline) -> bytes:
         """All tensors in order."""
         encoder = RangeEncoder()
-        stream = _Stream(encoder, outline)
-        for described in outline.tensors:
-            tensor = model.tensors[described.name]
-            if isinstance(tensor, QuantizedTensor):
-                stream.quantized(described, tensor.symbols.reshape(-1))
-                if described.scale is not None and tensor.scale is not None:
-                    stream.quantized(described.scale, tensor.scale.symbols)
-            else:
-                stream.raw(described, planes_of(tensor.values, tensor.dtype))
+        Stream(encoder, outline).write(model, {})
         return encoder.finish()
 
     def read(
@@ -62,7 +55,7 @@ class ContextCoder:
     ) -> dict[str, QuantizedTensor | RawTensor]:
         """The tensors in `data[start:end]`; what took which bytes is added to `parts`."""
         decoder = RangeDecoder(data, start, end)
-        stream = _Stream(decoder, outline)
+        stream = Stream(decoder, outline)
         tensors: dict[str, QuantizedTensor | RawTensor] = {}
         for described in outline.tensors:
             begin = decoder.position
@@ -83,7 +76,14 @@ class ContextCoder:
         return tensors
 
 
-class _Stream:
+def ranks_of(codebook: np.ndarray) -> np.ndarray:
+    """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
+    ranks = np.zeros(codebook.size, dtype=np.int64)
+    ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
+    return ranks
+
+
+class Stream:
     """Codes tensors in either direction; holds what the models learn from one tensor to the next.
 
     Every method takes what is to be written and returns what was coded, which is the same; a decoder's caller hands
@@ -100,19 +100,37 @@ class _Stream:
         self.ranks = -1, _NO_UNITS  # of the codebook that was used last
         self.units = _NO_UNITS
 
-    def quantized(self, described: TensorOutline, symbols: np.ndarray) -> None:
-        """Writes a tensor's symbols."""
+    def write(self, model: CompressedModel, pricings: Mapping[str, Pricing]) -> dict[str, np.ndarray]:
+        """Writes all tensors in order; returns the symbols of those with a pricing, as it chose them."""
+        chosen = {}
+        for described in self.outline.tensors:
+            tensor = model.tensors[described.name]
+            if isinstance(tensor, QuantizedTensor):
+                pricing = pricings.get(described.name)
+                symbols = self.quantized(described, tensor.symbols.reshape(-1), pricing)
+                if pricing is not None:
+                    chosen[described.name] = symbols.reshape(tensor.shape)
+                if described.scale is not None and tensor.scale is not None:
+                    self.quantized(described.scale, tensor.scale.symbols)
+            else:
+                self.raw(described, planes_of(tensor.values, tensor.dtype))
+        return chosen
+
+    def quantized(self, described: TensorOutline, symbols: np.ndarray, pricing: Pricing | None = None) -> np.ndarray:
+        """Writes a tensor's symbols; returns them, or what a pricing chose in their place."""
         if not symbols.size:
-            return
+            return symbols
         filled = bool(symbols.any())
         self.coder.bits(int(filled), 1)
         view = view_of(described.shape)
         if filled:
             coded = symbols.copy()  # the loops write back what they code
             translate(coded, self._ranks(described))
-            self._cells(described, view, self._survey(view, survey_of(coded, view)), coded)
+            self._cells(described, view, self._survey(view, survey_of(coded, view)), coded, pricing)
+            translate(coded, np.argsort(self._ranks(described)))
             symbols = coded
         self._remember(described, view, symbols)
+        return symbols
 
     def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
         symbols = np.zeros(described.size, dtype=np.uint8 if self.outline.symbols(described) <= 2**8 else np.uint16)
@@ -135,13 +153,9 @@ class _Stream:
         translate(symbols, np.argsort(self._ranks(described)))
 
     def _ranks(self, described: TensorOutline) -> np.ndarray:
-        """The place of each symbol when values are sorted; 0.0, which is no weight, stays at 0."""
         number = described.codebook or 0
         if self.ranks[0] != number:
-            codebook = self.outline.values(described)
-            ranks = np.zeros(codebook.size, dtype=np.int64)
-            ranks[1 + np.argsort(codebook[1:], kind="stable")] = np.arange(1, codebook.size)
-            self.ranks = number, ranks
+            self.ranks = number, ranks_of(self.outline.values(described))
         return self.ranks[1]
 
     def _survey(self, view: View, known: Survey | None) -> Survey:
@@ -176,7 +190,14 @@ class _Stream:
         """Lets a loop code from where the coder is."""
         self.coder.span = loop(self.coder.span, self.coder.buffer, self.coder.end, *arguments)
 
-    def _cells(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
+    def _cells(
+        self,
+        described: TensorOutline,
+        view: View,
+        survey: Survey,
+        symbols: np.ndarray,
+        pricing: Pricing | None = None,
+    ) -> None:
         values = self.outline.symbols(described) - 1
         levels = deepest_levels(values)
         prepare(int(np.count_nonzero(survey.rows)) * int(np.count_nonzero(survey.columns)))
@@ -185,7 +206,9 @@ class _Stream:
             shared = self.shared.setdefault(described.codebook or 0, np.zeros((2, 1 << levels), dtype=np.int32))
             model = MixingModel.of(view, survey, levels, shared)
             self._run(code_mixed, symbols, survey.rows, self._busy(view), view.kernel, survey.lag,
-                      self.memory.cells, self.memory.values, values, levels, model)  # fmt: skip
+                      self.memory.cells, self.memory.values, values, levels, model, pricing)  # fmt: skip
+            if pricing is not None:
+                price_values(pricing.asked, values, levels, self.memory.values, model, pricing)
             shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]
             return
         counts = Counts.of(view, levels)
@@ -193,7 +216,10 @@ class _Stream:
         for first in range(0, view.rows, rows):
             last = min(first + rows, view.rows)
             self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
-            self._run(code_counted, symbols, survey.rows, survey.columns, first, last, values, levels, counts)
+            self._run(code_counted, symbols, survey.rows, survey.columns, first, last, values, levels, counts,
+                      pricing)  # fmt: skip
+        if pricing is not None:
+            price_ranks(pricing.asked, values, levels, counts.values)
 
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""

@@ -10,9 +10,10 @@ import numpy as np
 from bayeszip.codec.compilation import compiled, entry, tabulated
 from bayeszip.codec.evidence import ONE_COUNT, log_count, squash
 from bayeszip.codec.matrix import View
+from bayeszip.codec.pricing import CANDIDATES, Pricing, bits_of, candidate, distance
 from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["Counts", "code_counted"]
+__all__ = ["Counts", "code_counted", "price_ranks"]
 
 _STEPS = 32
 _STEP_BITS = 6
@@ -89,8 +90,12 @@ def code_counted(
     values: int,
     levels: int,
     model: Counts,
+    pricing: Pricing | None,
 ) -> Span:
-    """Codes the live cells of rows `first` to `last`; `symbols` are ranks of values from 1, and 0 for no weight."""
+    """Codes the live cells of rows `first` to `last`; `symbols` are ranks of values from 1, and 0 for no weight.
+
+    A `pricing` is filled in, and may choose what is written.
+    """
     for row in range(first, last):
         if not rows[row]:
             continue
@@ -98,7 +103,8 @@ def code_counted(
         base = log_count(weights + 1) - log_count(cells - weights + 1)
         if live % _COLUMN_PERIOD == 0:
             _renew_columns(model, live, base)
-        span, found, met = _code_row(span, buffer, end, symbols, columns, row, values, levels, model, base)
+        span, found, met = _code_row(span, buffer, end, symbols, columns, row, values, levels, model, base,
+                                      pricing)  # fmt: skip
         model.seen[0], model.seen[1], model.seen[2] = live + 1, weights + found, cells + met
     return span
 
@@ -115,6 +121,7 @@ def _code_row(
     levels: int,
     model: Counts,
     base: int,
+    pricing: Pricing | None,
 ) -> tuple[Span, int, int]:
     """Codes a row; also returns how many weights and how many cells it has."""
     width = len(columns)
@@ -131,6 +138,8 @@ def _code_row(
         up = 1 if row and symbols[place - width] else 0
         context = min(max(step, 0), _STEPS - 1) * 4 + 2 * left + up
         known = model.cells[context]
+        if pricing is not None:
+            symbols[place] = _price_cell(pricing, symbols[place], place, known >> 8, values, levels, model.values)
         left, span = code_bit(span, buffer, end, known >> 8, 1 if symbols[place] else 0)
         model.cells[context] = _adapted(known, left)
         cells += 1
@@ -155,3 +164,47 @@ def _code_rank(
             known[node] = _adapted(known[node], bit)
         node = 2 * node + bit
     return node - (1 << levels), span
+
+
+@compiled
+def _price_cell(
+    pricing: Pricing, before: int, place: int, probability: int, values: int, levels: int, known: np.ndarray
+) -> int:
+    """Writes down what a cell costs; returns what it takes: `before`, or the cheapest if it has an aim."""
+    zero, weight = bits_of(probability, 0), bits_of(probability, 1)
+    pricing.zero[place], pricing.weight[place] = zero, weight
+    if not len(pricing.means):
+        pricing.paid[place] = weight + _price_rank(before - 1, values, levels, known) if before else zero
+        return before
+    chosen, paid = 0, zero
+    least = zero + distance(pricing, place, 0)
+    for index in range(CANDIDATES):
+        rank = candidate(pricing, place, before, index)
+        if rank and weight + distance(pricing, place, rank) < least:
+            bits = weight + _price_rank(rank - 1, values, levels, known)
+            cost = bits + distance(pricing, place, rank)
+            if cost < least:
+                chosen, paid, least = rank, bits, cost
+    pricing.paid[place] = paid
+    return chosen
+
+
+@compiled
+def _price_rank(rank: int, values: int, levels: int, known: np.ndarray) -> float:
+    """The bits that `_code_rank` would take for this rank now."""
+    bits = 0.0
+    node = 1
+    for level in range(levels - 1, -1, -1):
+        bit = 0
+        if ((2 * node + 1) << level) - (1 << levels) < values:
+            bit = rank >> level & 1
+            bits += bits_of(known[node] >> 8, bit)
+        node = 2 * node + bit
+    return bits
+
+
+@entry
+def price_ranks(asked: np.ndarray, values: int, levels: int, known: np.ndarray) -> None:
+    """What each value, by rank from 1, would cost now."""
+    for rank in range(values):
+        asked[rank + 1] = _price_rank(rank, values, levels, known)

@@ -12,9 +12,10 @@ import numpy as np
 from bayeszip.codec.compilation import compiled, entry, tabulated
 from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, UNIT_WEIGHT, decide, log_count, squash, weigh
 from bayeszip.codec.matrix import MOST_LAG, Survey, View
+from bayeszip.codec.pricing import CANDIDATES, Pricing, bits_of, candidate, distance
 from bayeszip.codec.rangecoder import Span, code_bit
 
-__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels"]
+__all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels", "price_values"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
 _CELL_WEIGHTS = (58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538)
@@ -191,17 +192,19 @@ def code_mixed(
     values: int,
     levels: int,
     model: MixingModel,
+    pricing: Pricing | None,
 ) -> Span:
     """Codes the live cells of a matrix; `symbols` are ranks of values from 1, and 0 for no weight.
 
-    `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown.
+    `units` says for each column how busy its input is, from 1 to 8; 0 if that is unknown. A `pricing` is filled in, and
+    may choose what is written.
     """
     above = -1
     for row in range(len(rows)):
         if rows[row]:
             _begin_row(model, row, above)
             span = _code_row(span, buffer, end, symbols, row, above, len(rows), units, kernel, lag,
-                             cell_weights, value_weights, values, levels, model)  # fmt: skip
+                             cell_weights, value_weights, values, levels, model, pricing)  # fmt: skip
             above = row
     return span
 
@@ -234,6 +237,7 @@ def _code_row(
     values: int,
     levels: int,
     model: MixingModel,
+    pricing: Pricing | None,
 ) -> Span:
     """Codes the live cells of a row."""
     here, before, over, twins = model.here, model.before, model.over, model.twin
@@ -254,6 +258,11 @@ def _code_row(
         order = _order(level, since, found, twin) if level or since >= 0 else 0
         _see(places, zeros, ones, here, over, before, row, own + column, column, units[column], in_kernel, kernel,
              lag, order)  # fmt: skip
+        if pricing is not None:
+            _look_around(symbols, here, place, at, lag, levels, model.near)
+            model.near[0] = last
+            symbols[place] = _price_cell(pricing, symbols[place], place, cell_weights, lag, values, levels,
+                                         value_weights, model)  # fmt: skip
         bit, span = _decide_cell(span, buffer, end, 1 if symbols[place] else 0, zeros, ones, for_zero, for_one, places,
                                  inputs, cell_weights, lag)  # fmt: skip
         before[at + 1] = before[at] + bit
@@ -358,9 +367,38 @@ def _decide_cell(
     weights: np.ndarray,
     lag: int,
 ) -> tuple[int, Span]:
-    """Codes whether a cell holds a weight, and learns from it, as `decide` does.
+    """Codes whether a cell holds a weight, and learns from it, as `decide` does."""
+    last = _CELL_INPUTS - 1
+    probability, around = _weigh_cell(zeros, ones, for_zero, for_one, places, inputs, weights, lag)
+    bit, span = code_bit(span, buffer, end, probability, bit)
+    error = ((bit << 16) - probability) * _CELL_RATE
+    weights[last] += (around * error + (1 << 15)) >> 16
+    seen, others = (ones, zeros) if bit else (zeros, ones)
+    for index in range(last):
+        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
+        place = places[index]
+        more = seen[place] + ONE_COUNT
+        if more > _MOST:
+            more >>= 1
+            others[place] >>= 1
+        seen[place] = more
+    return bit, span
 
-    All inputs are less the first. The last is that of the columns around, and has no evidence of its own.
+
+@compiled
+def _weigh_cell(
+    zeros: np.ndarray,
+    ones: np.ndarray,
+    for_zero: np.ndarray,
+    for_one: np.ndarray,
+    places: np.ndarray,
+    inputs: np.ndarray,
+    weights: np.ndarray,
+    lag: int,
+) -> tuple[int, int]:
+    """The probability of a weight, and the last input, which is that of the columns around.
+
+    All inputs are less the first. The last has no evidence of its own.
     """
     log, last = LOG, _CELL_INPUTS - 1
     base = log_count(ones[_TENSOR] + for_one[0]) - log_count(zeros[_TENSOR] + for_zero[0])
@@ -380,20 +418,41 @@ def _decide_cell(
         one += ones[own - lag] + ones[own + lag]
         zero += zeros[own - lag] + zeros[own + lag]
     around = log_count(one) - log_count(zero) - base
-    probability = squash((odds + weights[last] * around) >> 20)
-    bit, span = code_bit(span, buffer, end, probability, bit)
-    error = ((bit << 16) - probability) * _CELL_RATE
-    weights[last] += (around * error + (1 << 15)) >> 16
-    seen, others = (ones, zeros) if bit else (zeros, ones)
-    for index in range(last):
-        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
-        place = places[index]
-        more = seen[place] + ONE_COUNT
-        if more > _MOST:
-            more >>= 1
-            others[place] >>= 1
-        seen[place] = more
-    return bit, span
+    return squash((odds + weights[last] * around) >> 20), around
+
+
+@compiled
+def _price_cell(
+    pricing: Pricing,
+    before: int,
+    place: int,
+    cell_weights: np.ndarray,
+    lag: int,
+    values: int,
+    levels: int,
+    value_weights: np.ndarray,
+    model: MixingModel,
+) -> int:
+    """Writes down what the cell at hand costs; returns what it takes: `before`, or the cheapest if it has an aim."""
+    probability, _ = _weigh_cell(model.zeros, model.ones, model.for_zero, model.for_one, model.places, model.inputs,
+                                 cell_weights, lag)  # fmt: skip
+    zero, weight = bits_of(probability, 0), bits_of(probability, 1)
+    pricing.zero[place], pricing.weight[place] = zero, weight
+    if not len(pricing.means):
+        pricing.paid[place] = weight + _price_value(pricing, before - 1, values, levels, value_weights, model) if (
+            before) else zero  # fmt: skip
+        return before
+    chosen, paid = 0, zero
+    least = zero + distance(pricing, place, 0)
+    for index in range(CANDIDATES):
+        rank = candidate(pricing, place, before, index)
+        if rank and weight + distance(pricing, place, rank) < least:
+            bits = weight + _price_value(pricing, rank - 1, values, levels, value_weights, model)
+            cost = bits + distance(pricing, place, rank)
+            if cost < least:
+                chosen, paid, least = rank, bits, cost
+    pricing.paid[place] = paid
+    return chosen
 
 
 @compiled
@@ -455,24 +514,60 @@ def _code_value(
     model: MixingModel,
 ) -> tuple[int, Span]:
     """Codes which value a weight has: its rank, the most significant bit first, where both bits are possible."""
-    zeros, ones, places, inputs, near = model.value_zeros, model.value_ones, model.places, model.inputs, model.near
-    shallow = min(1 << levels, _SHALLOW)
-    start = 2 << levels
+    zeros, ones, places, inputs = model.value_zeros, model.value_ones, model.places, model.inputs
     node = 1
     for level in range(levels - 1, -1, -1):
         bit = 0
         if ((2 * node + 1) << level) - (1 << levels) < values:
-            places[0] = (1 << levels) + node
-            places[1] = node
-            count = 2
-            if node < shallow:
-                count = _VALUE_INPUTS
-                places[2] = start + near[0] * shallow + node
-                places[3] = start + (_CLASSES + near[1]) * shallow + node
-                places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow + node
-                places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow + node
+            count = _see_value(places, node, levels, model.near)
             odds = weigh(zeros, ones, places, inputs, weights, count, _VALUE_PRIOR)
             bit, span = decide(span, buffer, end, rank >> level & 1, odds, zeros, ones, places, inputs, weights,
                                count, _VALUE_RATE, _MOST)  # fmt: skip
         node = 2 * node + bit
     return node - (1 << levels), span
+
+
+@compiled
+def _see_value(places: np.ndarray, node: int, levels: int, near: np.ndarray) -> int:
+    """Finds the contexts of a decision about a value; returns how many there are."""
+    places[0] = (1 << levels) + node
+    places[1] = node
+    shallow = min(1 << levels, _SHALLOW)
+    if node >= shallow:
+        return 2
+    start = (2 << levels) + node
+    places[2] = start + near[0] * shallow
+    places[3] = start + (_CLASSES + near[1]) * shallow
+    places[4] = start + (_CLASSES + _FINE_CLASSES + near[2]) * shallow
+    places[5] = start + (_CLASSES + 2 * _FINE_CLASSES + near[3]) * shallow
+    return _VALUE_INPUTS
+
+
+@compiled
+def _price_value(
+    pricing: Pricing, rank: int, values: int, levels: int, weights: np.ndarray, model: MixingModel
+) -> float:
+    """The bits that `_code_value` would take for this rank now."""
+    places, inputs = pricing.places, pricing.inputs
+    bits = 0.0
+    node = 1
+    for level in range(levels - 1, -1, -1):
+        bit = 0
+        if ((2 * node + 1) << level) - (1 << levels) < values:
+            bit = rank >> level & 1
+            count = _see_value(places, node, levels, model.near)
+            odds = weigh(model.value_zeros, model.value_ones, places, inputs, weights, count, _VALUE_PRIOR)
+            bits += bits_of(squash((odds + (1 << 19)) >> 20), bit)
+        node = 2 * node + bit
+    return bits
+
+
+@entry
+def price_values(
+    asked: np.ndarray, values: int, levels: int, weights: np.ndarray, model: MixingModel, pricing: Pricing
+) -> None:
+    """What each value, by rank from 1, would cost now where no weight is near."""
+    for index in range(len(model.near)):
+        model.near[index] = 0
+    for rank in range(values):
+        asked[rank + 1] = _price_value(pricing, rank, values, levels, weights, model)

@@ -6,6 +6,8 @@ followed by zeros for ever, lies in the last interval; of those, the smallest. T
 refuses any other.
 """
 
+import math
+
 import numpy as np
 
 from bayeszip.codec.compilation import compiled
@@ -89,6 +91,11 @@ class RangeEncoder:
     @property
     def position(self) -> int:
         return self.span[2]
+
+    @property
+    def spent(self) -> float:
+        """The bits of all that was coded so far; `finish` writes them in whole bytes."""
+        return 8 * self.position + math.log2(_FULL / self.span[1])
 
     def reserve(self, count: int) -> None:
         """Makes room for `count` more bytes, and the last few."""

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.ending import Ending, bytes_now
+from bayeszip.ending import Ending, bytes_now, check_trials
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import Course, Phase, count_examples, evaluate, fit, start_terms
 from bayeszip.fitting.batches import Loader, called_with
@@ -40,7 +40,6 @@ from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import quantize
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
@@ -364,6 +363,8 @@ class Compressor:
             message = f"finalized after {self._step:,} of {self.total_steps:,} steps: the schedule was not over"
             warnings.warn(message, UserWarning, stacklevel=2)
         budget = None if max_bytes is None else Target(max_bytes=max_bytes).max_bytes
+        if self.recipe.quantization.rate_trials:
+            check_trials(val_loader, budget)
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
@@ -379,10 +380,7 @@ class Compressor:
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
         )
-        if budget is None:
-            result = ending.finish(quantize(posterior, how), posterior)
-        else:
-            result = ending.within(budget, posterior, how)
+        result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
         return self._delivered(result, max_bytes)
 
     def _close(

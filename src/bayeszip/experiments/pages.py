@@ -3,24 +3,29 @@
 import json
 import statistics
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from bayeszip.errors import DataError, ModelError
+from bayeszip.errors import DataError
+from bayeszip.experiments.curves import NETWORKS
+from bayeszip.experiments.measurements import epochs_table, latency_table
+from bayeszip.experiments.pictures import draw_figure, draw_networks, draw_sizes
 from bayeszip.experiments.records import Record, read
-from bayeszip.experiments.tables import PRINTED, TABLES, TITLES, Grid, front, short_table
+from bayeszip.experiments.tables import TABLES, Grid, front, headline_table, short_table
 from bayeszip.files import write_atomically
+from bayeszip.report.quoted import quoted_for
 
 __all__ = ["PAGES", "checkout", "inherited", "render", "rendered"]
 
 FIGURE, SIZES = "docs/lenet-5.svg", "docs/accuracy-size.svg"
-COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
 
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
-    "RESULTS.md": ("table", "figure", "ablation", "choice", "inherited", "results", "targets", "quoted"),
-    "README.md": ("quick", "paper", "results"),
+    "RESULTS.md": (
+        *("table", "figure", "frontier", "parts", "ablation", "choice", "inherited", "results", "targets"),
+        *("latency", "epochs", "quoted"),
+    ),
+    "README.md": ("quick", "networks", "paper", "results"),
 }
 
 
@@ -40,8 +45,9 @@ def render(root: Path) -> None:
     """Write the pages' tables and the pictures."""
     for name in PAGES:
         write_atomically(root / name, rendered(root, name).encode())
-    _draw_figure(list(read(root / "results" / "figure").values()), root / FIGURE)
-    _draw_sizes(list(read(root / "results" / "quick").values()), root / SIZES)
+    draw_figure(list(read(root / "results" / "figure").values()), root / FIGURE)
+    draw_sizes(list(read(root / "results" / "quick").values()), root / SIZES)
+    draw_networks(list(read(root / "results" / "frontier").values()), _peer(root), root / "docs")
 
 
 def rendered(root: Path, page: str) -> str:
@@ -67,21 +73,53 @@ def _sections(root: Path) -> dict[str, str]:
     reasons = [
         (f"`{name}`", f"`{field}`", why) for name, fields in inherited(root).items() for field, why in fields.items()
     ]
-    quoted = [
-        (row["method"], f"{100 - row['error']:.2f}", str(row["ratio"]), row["source"])
-        for row in sorted(_quoted(), key=lambda row: row["ratio"])
-    ]
     grids = {
         **{name: table(held[name]) for name, table in TABLES.items()},
         "results": TABLES["quick"](held["quick"]),
         "paper": [short_table(held["table"])],
         "inherited": [Grid(("recipe", "setting", "why it is so"), tuple(reasons))],
-        "quoted": [Grid(("method", "test accuracy, %", "times smaller", "source"), tuple(quoted))],
+        "latency": latency_table(_measured(root, "latency")),
+        "epochs": epochs_table(_measured(root, "epoch_time")),
+        "quoted": [_quoted()],
     }
     return {
-        **{name: "\n".join(line for grid in many for line in grid.markdown()) for name, many in grids.items()},
+        **{name: _markdown(many) or "Not measured yet." for name, many in grids.items()},
+        "frontier": _frontier(held["frontier"], _peer(root)),
+        "networks": _networks(held["frontier"]),
         "quick": _quick_line([record for record in held["quick"] if record["name"].startswith("tau1=1-")]),
     }
+
+
+def _markdown(grids: Sequence[Grid]) -> str:
+    return "\n".join(line for grid in grids for line in grid.markdown())
+
+
+def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
+    """For each network its picture, the table of its curves, and NNCodec's points."""
+    parts = []
+    for model, network in NETWORKS.items():
+        own = [record for record in records if record["model"] == model]
+        if own:
+            parts.append(f"![Accuracy against size of {network.title}](docs/frontier-{model}.svg)\n")
+            parts.append(_markdown(TABLES["frontier"](own)))
+            others = front(row for row in peer if row["model"] == model)
+            rows = tuple((f"{row['qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}") for row in others)
+            parts += [_markdown([Grid(("NNCodec, qp", "test accuracy, %", "bytes"), rows)])] if rows else []
+    return "\n".join(parts) or "No run has been recorded yet."
+
+
+def _networks(records: Sequence[Record]) -> str:
+    """The headlines, and all curves in one picture."""
+    if not records:
+        return ""
+    lines = (
+        "Networks for CIFAR-10, and LeNets: accuracy of decoded files on the test set, and whole files; means over",
+        "seeds that nobody chose on. Before: the pretrained networks. [RESULTS.md](RESULTS.md) has every point.",
+        "",
+        _markdown([headline_table(records)]),
+        "![Accuracy against size of networks](docs/frontier.svg)",
+    )
+    return "\n".join(lines)
 
 
 def _quick_line(records: Sequence[Record]) -> str:
@@ -96,73 +134,24 @@ def _quick_line(records: Sequence[Record]) -> str:
     )
 
 
-def _quoted() -> list[dict[str, Any]]:
-    text = files("bayeszip.report").joinpath("quoted.json").read_text(encoding="utf-8")
-    return json.loads(text)["lenet-300-100"]
+def _quoted() -> Grid:
+    """What others report, by network and size as they state it."""
+    rows = []
+    for model, network in NETWORKS.items():
+        for row in sorted(quoted_for(model), key=lambda row: -row.size(10**6)):
+            size = f"{row.ratio:g}×" if row.ratio else f"{row.bytes:,} bytes"
+            cells = (f"{100 - row.error:.2f}", size, row.counted or "–", row.source, row.read or "–")
+            rows.append((network.title, row.method, *cells))
+    head = ("network", "method", "test accuracy, %", "size", "what is counted", "source", "read")
+    return Grid(head, tuple(rows))
 
 
-def _axes() -> tuple[Any, Any]:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ModelError("pictures need matplotlib: pip install 'bayeszip[plot]'") from error
-    # Fixed ids and no date, so that the file changes only when the figures do.
-    mpl.rcParams.update({"svg.hashsalt": "bayeszip", "font.size": 10})
-    figure = Figure(figsize=(7.2, 4.3))
-    axes = figure.subplots()
-    axes.set_xscale("log")
-    axes.set_ylabel("MNIST test accuracy, %")
-    axes.grid(alpha=0.2)
-    return figure, axes
+def _measured(root: Path, name: str) -> dict[str, Any]:
+    """Figures that a benchmark has left; none if it was not run."""
+    path = root / "benchmarks" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
 
 
-def _save(figure: Any, axes: Any, ticks: Sequence[float], labels: Sequence[str], path: Path) -> None:
-    axes.set_xticks(ticks, labels)
-    axes.minorticks_off()
-    axes.legend(loc="best", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-
-
-def _draw_figure(records: Sequence[Record], path: Path) -> None:
-    """Accuracy against compression for the three methods, their fronts, and what the paper's table prints."""
-    figure, axes = _axes()
-    for method, color in COLORS.items():
-        own = [record for record in records if record["recipe"]["name"] == method]
-        for group, style, more in ((own, ".", {"alpha": 0.5}), (front(own), "-", {"label": method})):
-            sizes = [4 * record["params"] / record["bytes"] for record in group]
-            axes.plot(sizes, [100 * record["accuracy"] for record in group], style, color=color, **more)
-        accuracy, ratio = PRINTED["lenet-5"][method]
-        axes.plot(ratio, accuracy, "x", color=color, markersize=8)
-    axes.plot([], [], "x", color="0.4", label="the paper's table, its accounting")
-    axes.set_ylim(bottom=98.0)
-    axes.set_xlabel("times smaller than float32 (1.72 MB), whole file")
-    axes.set_title(f"{TITLES['lenet-5']}, compressed by three methods")
-    ticks = [100, 200, 400, 800, 1600, 2400]
-    _save(figure, axes, ticks, [f"{tick}×" for tick in ticks], path)
-
-
-def _draw_sizes(records: Sequence[Record], path: Path) -> None:
-    """Accuracy against size, smaller to the left: our runs with their spread, and what others report."""
-    figure, axes = _axes()
-    gray = {"textcoords": "offset points", "fontsize": 8, "color": "0.4"}
-    for row in _quoted():
-        place = (4 * records[0]["params"] / row["ratio"], 100 - row["error"])
-        axes.plot(*place, "o", color="0.6", markersize=5)
-        axes.annotate(row["method"], place, (6, -3), **gray)
-    accuracies = [100 * record["accuracy"] for record in records]
-    axes.plot([record["bytes"] for record in records], accuracies, ".", color="tab:red", alpha=0.4)
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record["name"].rpartition("-")[0], []).append(record)
-    means = sorted(
-        (statistics.mean(r["bytes"] for r in group), statistics.mean(100 * r["accuracy"] for r in group))
-        for group in groups.values()
-    )
-    axes.plot(*zip(*means, strict=True), "-o", color="tab:red", label="bayeszip, recipe quick (mean of the seeds)")
-    axes.set_xlim(1_700, 60_000)
-    axes.set_xlabel("size of the network (float32: 1.07 MB)")
-    axes.set_title(f"{TITLES['lenet-300-100']}, compressed")
-    ticks = [2_000, 4_000, 8_000, 16_000, 32_000]
-    _save(figure, axes, ticks, [f"{tick // 1000} kB" for tick in ticks], path)
+def _peer(root: Path) -> list[dict[str, Any]]:
+    """NNCodec's figures for pretrained networks."""
+    return _measured(root, "nncodec")["rows"]

@@ -4,92 +4,11 @@
 ['lenet-5-vd+sws-10', 'lenet-5-vd+sws-11']
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bayeszip.experiments.curves import CURVES
+from bayeszip.experiments.parts import part_variants
+from bayeszip.experiments.runs import Experiment, Variant
 
-from bayeszip.errors import RecipeError
-from bayeszip.recipe import Recipe, recipe
-
-__all__ = ["EXPERIMENTS", "Experiment", "Run", "Variant", "parse_seeds"]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One row of an experiment, run with several seeds.
-
-    Args:
-        name: of its files, before the seed.
-        settings: changed in the recipe, as `--set` takes them, separated by blanks.
-        max_bytes: a budget to train towards.
-        meaning: what is changed, in words.
-    """
-
-    name: str
-    model: str
-    recipe: str
-    settings: str = ""
-    max_bytes: int | None = None
-    meaning: str = ""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One compression. `name` is unique in its experiment."""
-
-    name: str
-    variant: Variant
-    recipe: Recipe
-    seed: int
-    #: Takes part in a choice: the test set stays sealed, and no file is kept.
-    sealed: bool
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A question, and the runs that answer it."""
-
-    name: str
-    question: str
-    variants: tuple[Variant, ...]
-    seeds: tuple[int, ...]
-    sealed: bool = False
-
-    def runs(self, seeds: Sequence[int] | None = None, only: str = "", epochs_scale: float = 1.0) -> list[Run]:
-        """Its runs, or those whose name contains `only`.
-
-        Raises:
-            RecipeError: none does.
-        """
-        planned = [
-            Run(
-                f"{variant.name}-{seed}",
-                variant,
-                recipe(variant.recipe).override(*variant.settings.split(), f"epochs_scale={epochs_scale}"),
-                seed,
-                self.sealed,
-            )
-            for variant in self.variants
-            for seed in seeds or self.seeds
-        ]
-        chosen = [run for run in planned if only in run.name]
-        if not chosen:
-            raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
-        return chosen
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """`10:15` is five seeds from 10, `3` is one.
-
-    Raises:
-        RecipeError: it is neither.
-    """
-    first, colon, last = text.partition(":")
-    if first.isdecimal() and (last.isdecimal() if colon else not last):
-        seeds = range(int(first), int(last) if colon else int(first) + 1)
-        if 0 < len(seeds) <= 1000 and seeds[-1] < 2**63:
-            return tuple(seeds)
-    raise RecipeError(f"write seeds as FIRST:END, such as 10:15 for five of them, or as one number, not {text!r}")
-
+__all__ = ["EXPERIMENTS", "METHODS"]
 
 MODELS = ("lenet-300-100", "lenet-5")
 METHODS = ("l2", "sws", "vd", "vd+sws", "paper-sws", "paper-vd", "paper-vd+sws")
@@ -199,6 +118,8 @@ _ABLATION = tuple(
 _QUICK = tuple(Variant(f"tau1={tau1}", "lenet-300-100", "quick", f"all.tau1={tau1}") for tau1 in ("0.5", "1", "2"))
 _TARGETS = tuple(Variant(f"{size}kB", "lenet-300-100", "quick", "", 1000 * size) for size in (3, 6, 12))
 
+_FRONTIER = tuple(variant for curve in CURVES for variant in curve.variants())
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -208,5 +129,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment("choice", "which settings, on LeNet-300-100; the test set is sealed", _CHOICE, (0, 1), sealed=True),
         Experiment("quick", "LeNet-300-100 by the recipe quick", _QUICK, (0, 1, 2)),
         Experiment("targets", "LeNet-300-100 within budgets of bytes", _TARGETS, (0,)),
+        Experiment("parts", "what goes beyond the paper, part by part, at two strengths", part_variants(), (0, 1)),
+        Experiment("frontier", "accuracy against bytes: LeNets, and networks for CIFAR-10", _FRONTIER, (10,)),
     )
 }

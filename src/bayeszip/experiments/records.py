@@ -11,8 +11,9 @@ from typing import Any
 
 from bayeszip.codec.accounting import paper_size
 from bayeszip.errors import DataError, RecipeError
-from bayeszip.experiments.plan import Run
-from bayeszip.files import read_file, write_atomically
+from bayeszip.experiments.runs import Run
+from bayeszip.files import create_folder, read_file, write_atomically
+from bayeszip.fitting.augmentation import Augmentation
 from bayeszip.recipe import Recipe
 from bayeszip.record import run_record
 from bayeszip.result import Result
@@ -23,16 +24,18 @@ __all__ = [
     "add",
     "file_of",
     "history_of",
+    "is_of",
     "missing",
     "pack_history",
     "read",
     "recipe_of",
     "record_of",
+    "take",
 ]
 
 RUNS = "runs.jsonl"
 
-#: The paper's width of a column offset (its app. B).
+#: The paper's width of a column offset (its app. B), for the networks that it counts.
 OFFSET_BITS = {"lenet-300-100": 5, "lenet-5": 8}
 
 Record = dict[str, Any]
@@ -43,18 +46,21 @@ def record_of(run: Run, result: Result, figures: dict[str, Any]) -> Record:
     if result.fit is None:
         raise RecipeError(f"{run.name} was not trained")
     whole = run_record(result, figures)
-    names = ["accuracy", "bytes", "params", "nonzero"]
+    names = ["accuracy", "accuracy_before", "bytes", "params", "nonzero"]
     quoted = {name: whole.pop(name) for name in names if name in whole}
     for derived in ("ratio", "params_kept", "recipe", "seed"):
         whole.pop(derived, None)
     history = whole.pop("history")
+    offset_bits = OFFSET_BITS.get(run.variant.model)
+    precision = run.variant.mixed_precision
     return {
         "name": run.name,
         "model": run.variant.model,
         "seed": run.seed,
         **quoted,
-        "paper_bytes": paper_size(result.compressed, OFFSET_BITS[run.variant.model]).bytes,
+        **({} if offset_bits is None else {"paper_bytes": paper_size(result.compressed, offset_bits).bytes}),
         **whole,
+        **({} if precision is None else {"mixed_precision": precision}),
         "recipe": _sparse(result.fit.recipe),
         "history": pack_history(history),
     }
@@ -88,6 +94,23 @@ def add(folder: Path, record: Record) -> None:
     write_atomically(folder / RUNS, "".join(f"{line}\n" for line in lines).encode())
 
 
+def take(source: Path, target: Path) -> list[str]:
+    """Put the records in `source`, with their files, beside those in `target`; returns their names.
+
+    Raises:
+        DataError: there is none, or a file is missing.
+    """
+    records = read(source)
+    if not records:
+        raise DataError(f"{source} has no records; give the folder that --again was given")
+    create_folder(target)
+    for name, record in records.items():
+        if "accuracy" in record:  # else it was sealed, and has no file
+            write_atomically(file_of(target, name), read_file(file_of(source, name)))
+        add(target, record)
+    return list(records)
+
+
 def _order(name: str) -> tuple[str, int]:
     variant, _, seed = name.rpartition("-")
     return variant, int(seed) if seed.isdecimal() else 0
@@ -101,9 +124,18 @@ def missing(folder: Path, runs: Sequence[Run]) -> list[Run]:
     """
     records = read(folder)
     for run in runs:
-        if run.name in records and recipe_of(records[run.name]) != run.recipe.scaled():
+        if run.name in records and not is_of(records[run.name], run):
             raise RecipeError(f"{folder} holds {run.name} with other settings; give another folder, or move it away")
     return [run for run in runs if run.name not in records or not (run.sealed or file_of(folder, run.name).exists())]
+
+
+def is_of(record: Record, run: Run) -> bool:
+    """Whether a record tells of this very run: its network, its seed, and all that was asked for."""
+    variant = run.variant
+    augment = None if variant.augment is None else str(Augmentation.parse(variant.augment))
+    asked = (variant.model, run.seed, augment, variant.mixed_precision)
+    told = (record["model"], record["seed"], record.get("augment"), record.get("mixed_precision"))
+    return told == asked and recipe_of(record) == run.recipe.scaled()
 
 
 def file_of(folder: Path, name: str) -> Path:

@@ -1,11 +1,13 @@
 """Carries out the runs of an experiment: each by `compress`, several in processes side by side.
 
-A run that has its record is not repeated, so that the same command takes up what was stopped. Runs that begin alike
-share their pretrained network: it is trained once, as their recipe says, and kept below the output folder.
+A run that has its record is not repeated, and one that was stopped goes on from its checkpoint, so that the same
+command takes up what was stopped. Runs that begin alike share their pretrained network: it is trained once, as their
+recipe says, and kept below the output folder.
 """
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,45 +20,64 @@ from safetensors.torch import save
 
 from bayeszip.compressing import compress
 from bayeszip.devices import resolve_device
-from bayeszip.errors import TrainingError
-from bayeszip.experiments.plan import Experiment, Run
+from bayeszip.errors import RecipeError, TrainingError
 from bayeszip.experiments.records import Record, add, file_of, missing, record_of
+from bayeszip.experiments.runs import Experiment, Run
 from bayeszip.files import Lock, create_folder, remove_temporaries, write_atomically
-from bayeszip.fitting import Watcher, count_examples, fit
+from bayeszip.fitting import Fitting, Watcher, count_examples, evaluate
+from bayeszip.fitting.augmentation import Augmentation
+from bayeszip.fitting.conditions import machine_conditions
+from bayeszip.fitting.keeper import Checkpointing, Keeper
+from bayeszip.fitting.launch import make_engine
 from bayeszip.loaders import Loaders, load_data, load_test, load_weights
 from bayeszip.models import build_seeded
 from bayeszip.processes import Outcome, Workers, side_by_side, untouched_device
 from bayeszip.record import file_figures, size_figures
 
-__all__ = ["Task", "carry_out", "do"]
+__all__ = ["Task", "carry_out", "do", "located"]
 
-DATA = "mnist"
-GOES_ON = "stopped; runs that are recorded stay, and the same command does the others"
+GOES_ON = "stopped; runs that are recorded stay, and the same command goes on with the others"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run, or the pretraining that it begins from; where its files go, and on what it is trained."""
+    """A run, or the pretraining that it begins from; where its files go, on what it is trained, and where.
+
+    Args:
+        data: what it is trained on, as `--data` names it.
+    """
 
     run: Run
     folder: Path
     device: str
+    data: str
     pretraining: bool = False
 
     @property
     def weights(self) -> Path:
         """The pretrained network: of this model and seed, trained as the recipe says, in batches of its size."""
-        settings = self.run.recipe.scaled()
-        phases = [str(settings.batch_size), *map(repr, settings.pretraining)]
-        digest = hashlib.sha256(json.dumps(phases).encode()).hexdigest()[:8]
-        return self.folder.parent / "pretrained" / f"{self.run.variant.model}-{self.run.seed}-{digest}.safetensors"
+        settings, variant = self.run.recipe.scaled(), self.run.variant
+        said = [str(settings.batch_size), *map(repr, settings.pretraining)]
+        said += [repr(how) for how in (variant.augment_before, variant.mixed_precision) if how is not None]
+        digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:8]
+        return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.seed}-{digest}.safetensors"
+
+    @property
+    def unfinished(self) -> Path:
+        """Where its checkpoints are while it is trained."""
+        name = self.weights.stem if self.pretraining else f"{self.folder.name}-{self.run.name}"
+        return self.folder.parent / "unfinished" / name
+
+    @property
+    def checkpoints(self) -> Checkpointing:
+        return Checkpointing(self.unfinished, every="3m", keep=1)
 
 
 def do(task: Task) -> Record | None:
     """What a worker does with a task; returns the run's record."""
     device = resolve_device(task.device)
     recipe, variant, seed = task.run.recipe, task.run.variant, task.run.seed
-    loaders = load_data(DATA, batch_size=recipe.batch_size, seed=seed, device=device)
+    loaders = load_data(task.data, batch_size=recipe.batch_size, seed=seed, device=device)
     if task.pretraining:
         _pretrain(task, loaders, device)
         return None
@@ -71,36 +92,81 @@ def do(task: Task) -> Record | None:
         device=device,
         watcher=Watcher(),
         max_bytes=variant.max_bytes,
+        checkpoints=task.checkpoints,
+        resume=True,
+        mixed_precision=variant.mixed_precision,
+        augment=variant.augment,
     )
     if task.run.sealed:
         return record_of(task.run, result, size_figures(result.description))
     # On a CPU, as anyone can repeat it.
-    test = load_test(DATA, device=torch.device("cpu"))
+    test = load_test(task.data, device=torch.device("cpu"))
     figures = file_figures(result.network().cpu(), result.description, test)
+    figures["accuracy_before"] = evaluate(network.to(device), test)
     result.save(file_of(task.folder, task.run.name))
     return record_of(task.run, result, figures)
 
 
 def _pretrain(task: Task, loaders: Loaders, device: torch.device) -> None:
     """As `compress` does before it compresses."""
-    network = build_seeded(task.run.variant.model, task.run.seed).to(device)
-    torch.manual_seed(task.run.seed)
-    phases = task.run.recipe.scaled().pretraining
-    fit(network, loaders.train, phases, n_data=count_examples(loaders.train), validation=loaders.validation)
-    weights = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    variant, settings, seed = task.run.variant, task.run.recipe.scaled(), task.run.seed
+    network = build_seeded(variant.model, seed).to(device)
+    watcher = Watcher()
+    torch.manual_seed(seed)
+    fitting = Fitting(
+        network,
+        loaders.train,
+        settings.pretraining,
+        n_data=count_examples(loaders.train),
+        validation=loaders.validation,
+        watcher=watcher,
+        engine=make_engine(device, mixed_precision=variant.mixed_precision, accumulate=settings.accumulate, seed=seed),
+        augment=None if variant.augment_before is None else Augmentation.parse(variant.augment_before),
+    )
+    conditions = {"pretraining": task.weights.stem, **machine_conditions(device)}
+    with Keeper(task.checkpoints, conditions, watcher, resume=True) as keeper:
+        keeper.carry(fitting)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
     write_atomically(task.weights, save(weights))
+    _forget(task)
+
+
+def _forget(task: Task) -> None:
+    """What is done needs no checkpoints."""
+    shutil.rmtree(task.unfinished, ignore_errors=True)
+
+
+def located(runs: Sequence[Run], given: Sequence[str]) -> dict[str, str]:
+    """Where the data of the runs are: as one of `given` says, such as `cifar10:FOLDER`, or by their name alone.
+
+    Raises:
+        RecipeError: no run is trained on what is given.
+    """
+    wanted = {run.variant.data for run in runs}
+    places = {spec.partition(":")[0]: spec for spec in given}
+    for name, spec in places.items():
+        if name not in wanted:
+            raise RecipeError(f"none of these runs is trained on {spec!r}; they need {', '.join(sorted(wanted))}")
+    return {name: places.get(name, name) for name in wanted}
 
 
 def carry_out(
-    experiment: Experiment, runs: Sequence[Run], output: Path, *, jobs: int = 1, device: str = "auto"
+    experiment: Experiment,
+    runs: Sequence[Run],
+    output: Path,
+    *,
+    jobs: int = 1,
+    device: str = "auto",
+    data: Sequence[str] = (),
 ) -> None:
-    """Do those of `runs` that have no record in `output` yet, `jobs` at a time.
+    """Do those of `runs` that have no record in `output` yet, `jobs` at a time, on data that lie where `data` says.
 
     Raises:
         RecipeError: a run is recorded there with other settings.
         TrainingError: some runs failed; the others are recorded.
     """
     console = Console(stderr=True, soft_wrap=True)
+    places = located(runs, data)
     folder = create_folder(output / experiment.name)
     create_folder(output / "pretrained")
     device = untouched_device(device)
@@ -114,7 +180,8 @@ def carry_out(
         if not left:
             return
         workers = stack.enter_context(side_by_side(do, jobs, device, GOES_ON, lambda message: _say(console, message)))
-        failures = _record(workers, [Task(run, folder, device) for run in left], console)
+        tasks = [Task(run, folder, device, places[run.variant.data]) for run in left]
+        failures = _record(workers, tasks, console)
     if failures:
         listed = "".join(f"\n  {failure.task.run.name}: {failure.error}" for failure in failures)
         raise TrainingError(f"{len(failures)} of {len(left)} runs failed, the others are recorded:{listed}")
@@ -136,13 +203,15 @@ def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[O
     ) as progress:
         failures = _follow(workers, lacking, progress, "pretraining", lambda record: "")
         broken = {failure.task.weights: failure.error for failure in failures}
-        ready = [task for task in tasks if task.weights not in broken]
+        ready = {task.run.name: task for task in tasks if task.weights not in broken}
 
         def keep(record: Record) -> str:
             add(tasks[0].folder, record)
+            # Only now: a record that is lost costs nothing but the ending.
+            _forget(ready[record["name"]])
             return _told(record)
 
-        failures = _follow(workers, ready, progress, tasks[0].folder.name, keep)
+        failures = _follow(workers, ready.values(), progress, tasks[0].folder.name, keep)
     return failures + [
         Outcome(task, error=f"pretraining: {broken[task.weights]}") for task in tasks if task.weights in broken
     ]

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
+from bayeszip.experiments.parts import ABLATED, PARTS
 from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
+from bayeszip.experiments.runs import Variant
 
-__all__ = ["PRINTED", "TABLES", "TITLES", "Grid", "front", "short_table", "with_interval"]
+__all__ = ["PRINTED", "TABLES", "Grid", "curve_groups", "front", "headline_table", "short_table", "with_interval"]
 
 #: For each network and method what the paper prints: accuracy in %, times smaller.
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "lenet-300-100": {"l2": (98.39, 1), "sws": (98.16, 34), "vd": (98.05, 131), "vd+sws": (98.24, 161)},
     "lenet-5": {"l2": (99.13, 1), "sws": (99.01, 84), "vd": (99.09, 349), "vd+sws": (99.14, 482)},
 }
-TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5": "LeNet-5"}
 
 #: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond them the normal distribution's, 1.96.
 STUDENT_T: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -88,7 +90,7 @@ def paper_table(records: Records) -> list[Grid]:
             _paper_row(name, group, *printed[name.removeprefix("paper-")]) for name, group in groups.items() if group
         ]
         if rows:
-            grids.append(Grid(head, tuple(rows), TITLES[model]))
+            grids.append(Grid(head, tuple(rows), NETWORKS[model].title))
     return grids
 
 
@@ -119,7 +121,7 @@ def short_table(records: Records) -> Grid:
             if group:
                 figures = (_percent(group, "accuracy"), _ratio(group, "paper_bytes"), _bytes(group), _ratio(group))
                 quoted = f"{printed[name][0]:.2f} %, {printed[name][1]:g}×"
-                rows.append((TITLES[model], f"`{name}`", *figures, quoted))
+                rows.append((NETWORKS[model].title, f"`{name}`", *figures, quoted))
     return Grid((*head, "times smaller", "the paper"), tuple(rows))
 
 
@@ -135,7 +137,7 @@ def ablation_table(records: Records) -> list[Grid]:
     head = ("without", "seeds", "test accuracy, %", "validation, %", "the snap", "closing phase", "bytes")
     rows = []
     for variant in EXPERIMENTS["ablation"].variants:
-        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        group = _group(records, variant.name)
         if group:
             steps = (
                 _step(group, "validation_accuracy_trained", "validation_accuracy_snapped"),
@@ -149,7 +151,7 @@ def ablation_table(records: Records) -> list[Grid]:
 def choice_table(records: Records) -> list[Grid]:
     rows = []
     for variant in EXPERIMENTS["choice"].variants:
-        group = [record for record in records if record["name"].rpartition("-")[0] == variant.name]
+        group = _group(records, variant.name)
         if group:
             accuracy = f"{statistics.mean(100 * record['validation_accuracy'] for record in group):.2f}"
             size = statistics.mean(record["bytes"] for record in group)
@@ -180,6 +182,69 @@ def targets_table(records: Records) -> list[Grid]:
     return [Grid(head, tuple(rows))]
 
 
+def parts_table(records: Records) -> list[Grid]:
+    """For each network and strength, what each part alone and all together come to, over none of them."""
+    head = ("part", "seeds", "test accuracy, %", "validation, %", "bytes", "bytes over none", "seconds")
+    grids = []
+    for ablated in ABLATED:
+        for strength in ablated.strengths:
+            groups = {part: _group(records, f"{ablated.model}-tau1={strength:g}-{part}") for part in PARTS}
+            rows = []
+            for part, group in groups.items():
+                if group:
+                    accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
+                    seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
+                    over = _over(group, groups["none"])
+                    rows.append((PARTS[part][1], _seeds(group), *accuracies, _bytes(group), over, seconds))
+            if rows:
+                grids.append(Grid(head, tuple(rows), f"{NETWORKS[ablated.model].title}, τ₁ = {strength:g}"))
+    return grids
+
+
+def _over(group: Records, others: Records) -> str:
+    """How many more bytes, over the seeds that both have."""
+    base = {record["seed"]: record["bytes"] for record in others}
+    shares = [record["bytes"] / base[record["seed"]] - 1 for record in group if record["seed"] in base]
+    return f"{100 * statistics.mean(shares):+.1f} %" if shares and group is not others else "–"
+
+
+def frontier_table(records: Records) -> list[Grid]:
+    """Each network's curves, smallest files first; headlines, which have several seeds, in bold."""
+    head = ("τ₁", "seeds", "test accuracy, %", "validation, %", "whole file, bytes", "times smaller", "seconds")
+    grids = []
+    for curve in CURVES:
+        rows = []
+        for variant, group in curve_groups(records, curve):
+            accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
+            seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
+            cells = (variant.meaning, _seeds(group), *accuracies, _bytes(group), _ratio(group))
+            emphasis = "**" if len(variant.seeds) > 1 else ""
+            rows.append((*(f"{emphasis}{cell}{emphasis}" for cell in cells), seconds))
+        if rows:
+            augment = f" (`{variant.augment}`)" if variant.augment else ""
+            grids.append(Grid(head, tuple(rows), f"{curve.title}{augment}"))
+    return grids
+
+
+def headline_table(records: Records) -> Grid:
+    """The points of the curves that have several seeds."""
+    head = ("network", "augmentation", "seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
+    rows = []
+    for curve in CURVES:
+        for variant, group in curve_groups(records, curve):
+            if len(variant.seeds) > 1:
+                figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group))
+                names = (NETWORKS[curve.model].title, "yes" if curve.augmented else "no", _seeds(group))
+                rows.append((*names, *figures, _ratio(group)))
+    return Grid(head, tuple(rows))
+
+
+def curve_groups(records: Records, curve: Curve) -> list[tuple[Variant, list[Record]]]:
+    """The variants of a curve that have records, each with them, strongest first."""
+    groups = ((variant, _group(records, variant.name)) for variant in reversed(curve.variants()))
+    return [(variant, group) for variant, group in groups if group]
+
+
 #: For each experiment what its records come to.
 TABLES: dict[str, Callable[[Records], list[Grid]]] = {
     "table": paper_table,
@@ -188,6 +253,8 @@ TABLES: dict[str, Callable[[Records], list[Grid]]] = {
     "choice": choice_table,
     "quick": quick_table,
     "targets": targets_table,
+    "parts": parts_table,
+    "frontier": frontier_table,
 }
 
 
@@ -198,6 +265,10 @@ def front(records: Iterable[Record]) -> list[Record]:
         if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
             best.append(record)
     return best
+
+
+def _group(records: Records, variant: str) -> list[Record]:
+    return [record for record in records if record["name"].rpartition("-")[0] == variant]
 
 
 def _file_row(experiment: str, record: Record) -> tuple[str, ...]:
@@ -213,6 +284,9 @@ def _seeds(group: Records) -> str:
 
 
 def _percent(group: Records, name: str) -> str:
+    """An accuracy; a dash where a run did not measure it, since it was sealed."""
+    if any(name not in record for record in group):
+        return "–"
     return with_interval([100 * record[name] for record in group], ".2f")
 
 

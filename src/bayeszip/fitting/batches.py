@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ __all__ = [
     "count_batches",
     "count_examples",
     "in_parts",
+    "laid_out",
     "on_device",
     "rows_of",
     "running",
@@ -90,6 +91,19 @@ def _moved(part: Inputs, device: torch.device) -> Inputs:
     if isinstance(part, Tensor):
         return part.to(device, non_blocking=True)
     return tuple(tensor.to(device, non_blocking=True) for tensor in part)
+
+
+def laid_out(inputs: Inputs) -> Inputs:
+    """The same numbers; images that autocast will have a GPU compute in bf16 with their channels last in memory.
+
+    Its convolutions take them that way alone, and keep them so from layer to layer.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        return inputs
+    if not isinstance(inputs, Tensor):
+        return tuple(cast(Tensor, laid_out(tensor)) for tensor in inputs)
+    is_images = inputs.is_cuda and inputs.dim() == 4 and inputs.is_floating_point()
+    return inputs.contiguous(memory_format=torch.channels_last) if is_images else inputs
 
 
 def called_with(network: nn.Module, inputs: Inputs) -> Any:

@@ -46,8 +46,6 @@ class ManyProcesses:
         ModelError: accelerate is not installed, or the processes can't reach each other.
     """
 
-    is_plain = False
-
     def __init__(self, device: torch.device, mixed_precision: str, accumulate: int, seed: int) -> None:
         self._accelerator = _accelerator(device, seed)
         self.accumulate = accumulate

@@ -28,8 +28,6 @@ class Engine(Protocol):
     accumulate: int
     #: Whether this process writes, prints and measures. Exactly one does.
     is_main: bool
-    #: Whether a step is nothing but itself, so that it can be recorded and replayed.
-    is_plain: bool
 
     def share(self, loader: Loader) -> Loader:
         """The same passes, but of each batch only what this process computes."""
@@ -74,7 +72,6 @@ class SingleProcess:
 
     def __init__(self, device: torch.device, mixed_precision: str = "no", accumulate: int = 1) -> None:
         self._device, self._mixed_precision, self.accumulate = device, mixed_precision, accumulate
-        self.is_plain = mixed_precision == "no" and accumulate == 1
 
     def share(self, loader: Loader) -> Loader:
         return loader
@@ -103,4 +100,7 @@ class SingleProcess:
 
 def in_precision(mixed_precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Around whatever may be computed in bf16, if it may."""
-    return contextlib.nullcontext() if mixed_precision == "no" else torch.autocast(device.type, torch.bfloat16)
+    if mixed_precision == "no":
+        return contextlib.nullcontext()
+    # Weights in bf16 that it keeps from one use to the next would not be there when a recorded step is replayed.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=device.type != "cuda")

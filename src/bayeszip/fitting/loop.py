@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError, TrainingError
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
-from bayeszip.fitting.batches import Batch, Loader, count_batches, on_device, running
+from bayeszip.fitting.batches import Batch, Loader, checked_batch, count_batches, running
 from bayeszip.fitting.course import Course, Dials, Loss, Problem, start_terms
 from bayeszip.fitting.engine import Engine, SingleProcess
 from bayeszip.fitting.evaluation import evaluate
@@ -28,6 +28,7 @@ from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_n
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded, own_stream
 from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.staged import StagedSteps
 from bayeszip.fitting.state import (
     Passes,
     load_module_state,
@@ -39,7 +40,7 @@ from bayeszip.fitting.state import (
     snapshot,
 )
 from bayeszip.fitting.steering import Steering
-from bayeszip.fitting.steps import adam, take_step
+from bayeszip.fitting.steps import optimizer_of, take_step
 from bayeszip.fitting.teacher import Teacher
 from bayeszip.fitting.watching import EpochStats, Watcher
 from bayeszip.variational.compaction import compact, expand
@@ -128,7 +129,7 @@ class Fitting:
         self.optimizer: torch.optim.Optimizer | None = None
         #: The loss's parts over the batches of this epoch so far.
         self.sums = torch.zeros(0, device=self.device)
-        self._recorded: RecordedSteps | None = None
+        self._recorded: RecordedSteps | StagedSteps | None = None
         self._passes = Passes(self.batches)
         #: On a GPU the layers draw from a source of this fitting alone, so that several can go on side by side.
         self._source = torch.Generator(self.device) if self.device.type == "cuda" else None
@@ -205,7 +206,7 @@ class Fitting:
         self._recorded = self.optimizer = None
         if state["optimizer"] is not None:
             self.course.enter()
-            self.optimizer = adam(self.course, self.rate_factor)
+            self.optimizer = optimizer_of(self.course, self.rate_factor)
             load_optimizer_state(self.optimizer, state["optimizer"])
         self._passes.load_state_dict(state["passes"])
         load_random_state(state["random"], self._source, self._augmenting, *self._passes.generators)
@@ -270,7 +271,7 @@ class Fitting:
     def _begin_phase(self) -> None:
         self.course.begin()
         self.steering.on_phase(self.course)
-        self.optimizer = adam(self.course, self.rate_factor)
+        self.optimizer = optimizer_of(self.course, self.rate_factor)
         self.sums = torch.zeros(len(self.course.parts), device=self.device)
         self.watcher.on_phase(self.course)
 
@@ -295,7 +296,7 @@ class Fitting:
                 self._recorded = None
             self._check_alike()
         self.network.train()
-        if self.engine.is_plain and can_be_recorded(self.batches, self.device):
+        if self._is_recorded() and can_be_recorded(self.batches, self.device):
             self._run_recorded()
         else:
             self._run_batches()
@@ -336,18 +337,39 @@ class Fitting:
     def _run_batches(self) -> None:
         strength = self.engine.from_main(self.steering.strength)
         n_batches = count_batches(self.batches)
-        for batch in on_device(self._passes.rest(self.batch), self.device):
+        take = self._take_staged if self._is_recorded() else self._take_step
+        for batch in map(checked_batch, self._passes.rest(self.batch)):
             done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
-            inputs = augmented(batch.inputs, self._augment, self._augmenting)
-            self._take_step(self.course.dials_at(done, strength), dataclasses.replace(batch, inputs=inputs))
+            take(self.course.dials_at(done, strength), batch)
             self.batch, self.steps = self.batch + 1, self.steps + 1
             self.watcher.on_batch(self.phase, done)
             self._rest("step")
         if not self.batch:
             raise DataError("the training data gave no batch; check the loader (and drop_last)")
 
+    def _is_recorded(self) -> bool:
+        """Whether steps are recorded and replayed: on a GPU, where a step is nothing but itself."""
+        return self.device.type == "cuda" and self.engine.processes == 1
+
+    def _take_staged(self, dials: Dials, batch: Batch) -> None:
+        if not isinstance(self._recorded, StagedSteps):
+            self._recorded = StagedSteps(
+                self.course,
+                cast(torch.optim.Optimizer, self.optimizer),
+                self.engine,
+                cast(torch.Generator, self._source),
+                self._augment,
+                self._augmenting,
+                self.sums,
+                self.watcher.on_warning,
+            )
+        with running(self._where()):
+            self._recorded.take(dials, batch)
+
     def _take_step(self, dials: Dials, batch: Batch) -> None:
         course, optimizer = self.course, cast(torch.optim.Optimizer, self.optimizer)
+        batch = batch.to(self.device)
+        batch = dataclasses.replace(batch, inputs=augmented(batch.inputs, self._augment, self._augmenting))
 
         def inspect(parts: Tensor) -> None:
             self._check(find_not_finite(course, parts, batch), f", step {self.batch + 1}")
@@ -360,9 +382,16 @@ class Fitting:
     def _run_recorded(self) -> None:
         """The same on a GPU that holds the data."""
         phase, batches = self.phase, cast(ResidentBatches, self.batches)
-        if self._recorded is None:
-            optimizer, source = cast(torch.optim.Optimizer, self.optimizer), cast(torch.Generator, self._source)
-            self._recorded = RecordedSteps(self.course, optimizer, batches, source, self.sums, self.watcher.on_warning)
+        if not isinstance(self._recorded, RecordedSteps):
+            self._recorded = RecordedSteps(
+                self.course,
+                cast(torch.optim.Optimizer, self.optimizer),
+                batches,
+                self.engine,
+                cast(torch.Generator, self._source),
+                self.sums,
+                self.watcher.on_warning,
+            )
 
         def on_step(step: int) -> None:
             if step % STEPS_A_LOOK == 0:

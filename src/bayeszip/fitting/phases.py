@@ -16,10 +16,13 @@ __all__ = ["Phase"]
 
 @dataclass(frozen=True)
 class _Training:
-    """What a phase says of the training itself. Learning rates are Adam's; defaults are the paper's (table 3)."""
+    """What a phase says of the training itself. Defaults are the paper's (table 3)."""
 
     name: str = setting("phase", "what to call it in progress, results and overrides")
     epochs: int = setting(1, "passes over the training set", at_least(0))
+    optimizer: str = setting(
+        "adam", "what takes the steps: adam, or sgd with Nesterov's momentum of 0.9", choice("adam", "sgd")
+    )
     noise: bool = setting(True, "sample the weights; off: train their means alone")
     weight_decay: float = setting(0.0, "ℓ₂ penalty: adds weight_decay·w to the gradient of each weight", at_least(0))
     distillation: float = setting(

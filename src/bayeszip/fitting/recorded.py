@@ -5,15 +5,18 @@ step reads the line its own counter points at. Python neither launches kernels n
 """
 
 import contextlib
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayeszip.fitting.augmentation import Augmentation
 from bayeszip.fitting.course import Course, Dials
+from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.steps import take_step
 
@@ -24,6 +27,7 @@ __all__ = [
     "can_be_recorded",
     "own_stream",
     "record",
+    "recording",
     "reduced_precision",
     "strides",
 ]
@@ -67,11 +71,12 @@ class RecordedSteps:
         course: Course,
         optimizer: torch.optim.Optimizer,
         batches: ResidentBatches,
+        engine: Engine,
         noise: torch.Generator,
         sums: Tensor,
         on_warning: Callable[[str], None],
     ) -> None:
-        self._course, self._optimizer, self._batches = course, optimizer, batches
+        self._course, self._optimizer, self._batches, self._engine = course, optimizer, batches, engine
         device = batches.inputs.device
         full = batches.n_examples // batches.batch_size
         self._rows = torch.zeros(full, batches.batch_size, dtype=torch.int64, device=device)
@@ -113,7 +118,8 @@ class RecordedSteps:
         self._batches.end_pass()
 
     def _take(self, dials: Dials, rows: Tensor) -> None:
-        self._sums += take_step(self._course, self._optimizer, dials, self._batches.select(rows))
+        batch = self._batches.select(rows)
+        self._sums += take_step(self._course, self._optimizer, dials, batch, engine=self._engine)
 
     def _record(self) -> None:
         """Record a step. A network that can't be recorded, since it asks the GPU for a value, is trained as it is."""
@@ -125,16 +131,39 @@ class RecordedSteps:
             self._take(self._course.dials_in(line), rows)
 
         sources = [self._noise, *([self._batches.augmenting] if self._batches.augment else [])]
-        # What recordings before this one held, for a network that was larger then.
-        torch.cuda.empty_cache()
-        try:
-            # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
-            pool = torch.cuda.graph_pool_handle()
-            self._graphs = {count: record(step, count, pool, *sources) for count in (1, STEPS_AT_ONCE)}
-        except RuntimeError as error:
-            self._resists = True
-            reason = str(error).partition("\n")[0]
+        self._graphs, reason = recording(step, (1, STEPS_AT_ONCE), *sources)
+        self._resists = not self._graphs
+        if self._resists:
             self._on_warning(f"phase {self._course.phase.name}: steps are taken one by one, which is slower: {reason}")
+
+
+def recording(
+    step: Callable[[], None], counts: Sequence[int], *generators: torch.Generator
+) -> tuple[dict[int, torch.cuda.CUDAGraph], str]:
+    """Graphs that do again what `step` asks of the GPU, by how many times they do it; or none, and why.
+
+    Args:
+        generators: those that move on with it, besides torch's own.
+    """
+    # What recordings before this one held, for a network that was larger then.
+    torch.cuda.empty_cache()
+    drawn = host_random_state()
+    try:
+        # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
+        pool = torch.cuda.graph_pool_handle()
+        with reduced_precision():
+            graphs = {count: record(step, count, pool, *generators) for count in counts}
+    except RuntimeError as error:
+        return {}, str(error).partition("\n")[0]
+    if host_random_state() != drawn:
+        return {}, "the network or its loss draws random numbers on the host, where a replay would not see them"
+    return graphs, ""
+
+
+def host_random_state() -> tuple[object, ...]:
+    """What tells whether somebody drew random numbers on the host."""
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2]
 
 
 def strides(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Loader, called_with, on_device, running
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import Passes, load_random_state, random_state
@@ -14,8 +15,10 @@ ENOUGH = 2**15
 
 
 @torch.no_grad()
-def renew_statistics(network: nn.Module, loader: Loader) -> None:
+def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation | Transform | None = None) -> None:
     """Replace the statistics of all batch norms by those of the network as it is, over a part of the training data.
+
+    It is shown them as in training, changed by `augment`: those are the statistics that its weights were trained with.
 
     The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
     it is asked.
@@ -32,12 +35,13 @@ def renew_statistics(network: nn.Module, loader: Loader) -> None:
     device, seen = next(network.parameters()).device, 0
     generators = [] if isinstance(loader, ResidentBatches) else Passes(loader).generators
     before = random_state(*generators)
+    drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
     for generator in (torch.default_generator, *generators):
         generator.manual_seed(0)
     try:
         for batch in on_device(_in_order(loader), device):
             with running("statistics"):
-                called_with(network, batch.inputs)
+                called_with(network, augmented(batch.inputs, augment, drawing))
             seen += len(batch.targets if isinstance(batch.targets, torch.Tensor) else batch.targets[0])
             if seen >= ENOUGH:
                 break

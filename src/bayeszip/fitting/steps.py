@@ -1,23 +1,27 @@
-"""One step of training along a course: the dials, the loss in its parts, Adam."""
+"""One step of training along a course: the dials, the loss in its parts, the optimizer."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from bayeszip.fitting.batches import Batch, Inputs, called_with, in_parts
+from bayeszip.fitting.batches import Batch, Inputs, called_with, in_parts, laid_out
 from bayeszip.fitting.course import Course, Dials
 from bayeszip.fitting.engine import Engine, SingleProcess
 
-__all__ = ["adam", "take_step"]
+__all__ = ["optimizer_of", "take_step"]
+
+#: Of stochastic gradient descent.
+MOMENTUM = 0.9
 
 #: What a step runs on if nothing is said.
 ALONE = SingleProcess(torch.device("cpu"))
 
 
-def adam(course: Course, rate_factor: float = 1.0) -> torch.optim.Optimizer:
-    """Adam with a group for each kind of parameter that the phase trains.
+def optimizer_of(course: Course, rate_factor: float = 1.0) -> torch.optim.Optimizer:
+    """What takes the phase's steps, with a group for each kind of parameter that it trains.
 
     Args:
         rate_factor: on all learning rates.
@@ -29,6 +33,9 @@ def adam(course: Course, rate_factor: float = 1.0) -> torch.optim.Optimizer:
         if on_gpu:
             # Read on the device, so that a recorded step can be replayed at another rate.
             group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    if course.phase.optimizer == "sgd":
+        # Fused: the only form of it that reads its rate on the device.
+        return torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True, fused=True)
     return torch.optim.Adam(groups, fused=True, capturable=on_gpu)
 
 
@@ -40,7 +47,7 @@ def take_step(
     inspect: Callable[[Tensor], None] | None = None,
     engine: Engine = ALONE,
 ) -> Tensor:
-    """One step of Adam; returns the loss in its parts, detached, as `course.parts` names them.
+    """One step of the optimizer; returns the loss in its parts, detached, as `course.parts` names them.
 
     Args:
         batch: this process's share of it.
@@ -92,6 +99,8 @@ def _data_losses(course: Course, batch: Batch, engine: Engine) -> Iterator[Tenso
     """The data's loss, part by part of this process's share, each weighted by what it is of the batch."""
     if not batch.share:
         return
+    with engine.autocast():
+        batch = dataclasses.replace(batch, inputs=laid_out(batch.inputs))
     taught: tuple[Inputs, ...] = ()
     teacher = course.problem.teacher
     if course.phase.distillation and teacher is not None:

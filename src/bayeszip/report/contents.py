@@ -139,8 +139,8 @@ class Contents:
 
     def _quoted_points(self) -> Iterator[Point]:
         for row in self.quoted:
-            size = round(4 * self.description.original_parameters / row.ratio)
-            yield Point(f"{row.method} ({row.source})", size, 100 - row.error, "quoted", "test")
+            size = row.size(self.description.original_parameters)
+            yield Point(f"{row.method} ({row.reference})", size, 100 - row.error, "quoted", "test")
 
     def _file_points(self) -> Iterator[Point]:
         if self.run is not None:

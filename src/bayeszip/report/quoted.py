@@ -9,12 +9,29 @@ __all__ = ["Quoted", "quoted_for"]
 
 @dataclass(frozen=True)
 class Quoted:
-    """A method's figures: how many times smaller, and the error on the test set in percent."""
+    """A method's figures: the error on the test set in percent, and how many times smaller, or how many bytes.
+
+    Args:
+        counted: what the size is of, where that is said; else whatever its authors count.
+        read: where the figures were read, `at its source` or `second-hand`, where that is known.
+    """
 
     method: str
     source: str
-    ratio: float
     error: float
+    ratio: float | None = None
+    bytes: int | None = None
+    counted: str = ""
+    read: str = ""
+
+    @property
+    def reference(self) -> str:
+        """Where its figures are from."""
+        return f"{self.source}, {self.read}" if self.read == "second-hand" else self.source
+
+    def size(self, parameters: int) -> int:
+        """Bytes, of a network with so many parameters."""
+        return self.bytes or round(4 * parameters / (self.ratio or 1))
 
 
 def quoted_for(network: str | None) -> tuple[Quoted, ...]:

@@ -8,7 +8,7 @@ constant and left out. `mixture_sum` has the sum over all weights.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,9 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
 #: Units are held to what half precision holds well.
 _SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-14, 2.0**15
 
+#: The share of the weights that even seeding takes for outliers, at either end.
+OUTLIERS = 1e-3
+
 
 @dataclass(frozen=True)
 class MixtureStart:
@@ -47,6 +50,12 @@ class MixtureStart:
         "shared values are in units of the whole network, or of each layer as a phase with reseed finds it; auto: of "
         "each layer if there is a normalization layer",
         choice("auto", "network", "layer"),
+    )
+    seeding: str = setting(
+        "quantiles",
+        "where a phase with reseed places the components: at quantiles of the weights that would survive, or evenly "
+        "over their range",
+        choice("quantiles", "even"),
     )
 
     def __post_init__(self) -> None:
@@ -70,7 +79,9 @@ class MixtureSettings:
     rate_means: float = setting(1e-4, "learning rate of the components' means μ", at_least(0))
     rate_log_precisions: float = setting(1e-4, "learning rate of log λ", at_least(0))
     rate_log_proportions: float = setting(3e-3, "learning rate of log π", at_least(0))
-    reseed: bool = setting(False, "first place the components at quantiles of the weights that would survive")
+    reseed: bool = setting(
+        False, "first place the components anew, by the weights that would survive, as mixture.seeding says"
+    )
     std_first: float = setting(
         0.0,
         "hold the components at this standard deviation at the start (0: λ is learnt under its hyper-prior)",
@@ -115,6 +126,7 @@ class MixturePrior(Term):
         zero_proportion: π₀, pinned.
         hyper_shape, hyper_rate: a and b of the Gamma hyper-prior.
         with_units: the tensors, by name, that have a unit of their own; 1 until a phase begins with `reseed`.
+        seeding: where `reseed` places the components, a key of `SEEDINGS`.
     """
 
     name = "mixture"
@@ -129,8 +141,10 @@ class MixturePrior(Term):
         hyper_shape: float = 1e5,
         hyper_rate: float = 10.0,
         with_units: Sequence[str] = (),
+        seeding: str = "quantiles",
     ) -> None:
         super().__init__()
+        self.seeding = seeding
         # Constant weights have std 0: fall back on the hyper-prior's own scale, so that components stay apart.
         spacing = 2 * weight_std / components if weight_std > 0 else (hyper_shape / hyper_rate) ** -0.5
         self.zero_proportion = zero_proportion if components > 1 else 1.0
@@ -156,7 +170,7 @@ class MixturePrior(Term):
         shape = (start.zero_proportion, start.hyper_shape, start.hyper_rate)
         # A bias is on the scale of activations, which a unit of the weights says nothing of.
         with_units = [w.name for w in weights if w.theta.dim() > 1] if start.by_layer(network) else []
-        return cls(start.components, theta.std(correction=0).item(), *shape, with_units).to(theta.device)
+        return cls(start.components, theta.std(correction=0).item(), *shape, with_units, start.seeding).to(theta.device)
 
     @classmethod
     def counts(cls, settings: MixtureSettings) -> bool:
@@ -269,14 +283,36 @@ class MixturePrior(Term):
 
     @torch.no_grad()
     def reseed(self, survivors: Tensor) -> None:
-        """Place the free components at evenly spaced quantiles of `survivors`, with equal proportions."""
-        free = self.means.numel()
-        if free == 0 or survivors.numel() == 0:
+        """Place the free components where `survivors` are, as `seeding` says, with equal proportions."""
+        if self.means.numel() == 0 or survivors.numel() == 0:
             return
-        levels = (torch.arange(free, device=survivors.device) + 0.5) / free
-        ordered = survivors.float().flatten().sort().values
-        self.means.copy_(ordered[(levels * ordered.numel()).long()])
+        self.means.copy_(SEEDINGS[self.seeding](survivors.float().flatten().sort().values, self.means.numel()))
         self.log_proportions.zero_()
+
+
+def _at_quantiles(ordered: Tensor, count: int) -> Tensor:
+    """As many values between one component and the next, everywhere."""
+    levels = (torch.arange(count, device=ordered.device) + 0.5) / count
+    return ordered[(levels * ordered.numel()).long()]
+
+
+def _evenly(ordered: Tensor, count: int) -> Tensor:
+    """As far from one component to the next everywhere but at the ends, which lie at the smallest and largest value.
+
+    The range that is divided leaves `OUTLIERS` out at either end: a few weights far out would make all steps wide.
+    They have a component all the same, since a weight that is pulled in from there is missed more than any other.
+    """
+    if count == 1:
+        return _at_quantiles(ordered, count)
+    left_out = int(OUTLIERS * ordered.numel())
+    low, high = ordered[left_out], ordered[-1 - left_out]
+    means = low + (high - low) * torch.linspace(0, 1, count, device=ordered.device)
+    means[0], means[-1] = ordered[0], ordered[-1]
+    return means
+
+
+#: How components are placed: ordered values and how many components → their means.
+SEEDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {"quantiles": _at_quantiles, "even": _evenly}
 
 
 def _root_mean_square(values: Tensor) -> float:

@@ -33,6 +33,8 @@ def _check_eps(node: Node) -> None:
     eps = node.attributes["eps"]
     if not isinstance(eps, float | int) or not 0 <= eps < 1e30:
         raise ModelError(f"{node.op}: eps must be a number that is at least 0 and not large, not {eps!r}")
+    if eps == 0 and node.op.startswith("batch_norm"):
+        raise ModelError(f"{node.op}: eps must be more than 0; some versions of torch compute with no other")
 
 
 class _ChannelNorm(Rule):

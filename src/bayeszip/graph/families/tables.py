@@ -58,6 +58,12 @@ class Embedding(Rule):
         padding = a["padding_idx"]
         return F.embedding(x[0], tensors[0], padding if padding >= 0 else None)  # type: ignore[arg-type]
 
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        """Not every version of torch looks at the type of indices that have no values."""
+        if x[0].dtype not in (torch.int64, torch.int32):
+            raise ModelError(f"embedding looks rows up by whole numbers, not by {x[0].dtype}")
+        return self.compute(x, tensors, a)
+
     def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
         rows, columns = shapes[0] or (0, 0)
         padding = a["padding_idx"]

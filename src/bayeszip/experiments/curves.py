@@ -1,0 +1,132 @@
+"""Curves of accuracy against bytes: networks with their data, their pretraining, and the strengths they are tried at.
+
+Everything about a network stands in its line of `NETWORKS`, in `bayeszip compress`'s own words.
+"""
+
+from dataclasses import dataclass
+
+from bayeszip.experiments.runs import Variant
+
+__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of", "variant_of"]
+
+#: Seeds that nobody chose on. A curve has the first of them alone.
+UNTOUCHED = tuple(range(10, 15))
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a network is trained and compressed.
+
+    Args:
+        title: how pages call it.
+        data: what it is trained on, as `--data` names it.
+        pretraining: settings of the pretraining, as `--set` takes them: its phase is called `l2`.
+        recipe: by which it is compressed.
+        settings: what is changed in it.
+        augment: how images are changed, as `--augment` takes it, in the runs with augmentation.
+        seeds: how many a headline has.
+        mixed_precision: as `--mixed-precision` takes it.
+    """
+
+    title: str
+    data: str
+    pretraining: str
+    recipe: str
+    settings: str
+    augment: str
+    seeds: int
+    mixed_precision: str | None = None
+
+
+NETWORKS: dict[str, Network] = {
+    "lenet-300-100": Network(
+        "LeNet-300-100", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=5/0.05", 5
+    ),
+    "lenet-5": Network("LeNet-5", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=10/0.1/0.1", 5),
+    "resnet-8": Network("ResNet-8", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20": Network("ResNet-20", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20-4": Network("ResNet-20-4", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
+    "vgg-16": Network("VGG-16", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A network compressed at several strengths: a line in its picture.
+
+    Args:
+        model: a name in `NETWORKS`.
+        augmented: whether images are changed, in the pretraining too.
+        strengths: values of τ₁, the first of the curve's seeds each.
+        headlines: those of `strengths` that are run with all seeds; they were chosen on validation images.
+    """
+
+    model: str
+    augmented: bool
+    strengths: tuple[float, ...]
+    headlines: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-augmented" if self.augmented else self.model
+
+    @property
+    def title(self) -> str:
+        return f"{NETWORKS[self.model].title}, {'with' if self.augmented else 'without'} augmentation"
+
+    def variants(self) -> tuple[Variant, ...]:
+        """A variant for each strength."""
+        seeds = NETWORKS[self.model].seeds
+        return tuple(
+            variant_of(
+                self.model,
+                f"{self.name}-tau1={strength:g}",
+                f"all.tau1={strength:g}",
+                augmented=self.augmented,
+                meaning=f"{strength:g}",
+                seeds=UNTOUCHED[: seeds if strength in self.headlines else 1],
+            )
+            for strength in self.strengths
+        )
+
+
+def variant_of(
+    model: str, name: str, settings: str, *, augmented: bool, meaning: str, seeds: tuple[int, ...]
+) -> Variant:
+    """A variant of a network as `NETWORKS` has it, with further settings."""
+    network = NETWORKS[model]
+    augment = network.augment if augmented else None
+    return Variant(
+        name,
+        model,
+        network.recipe,
+        f"{network.pretraining} {network.settings} {settings}",
+        meaning=meaning,
+        data=network.data,
+        augment=augment,
+        augment_before=augment,
+        mixed_precision=network.mixed_precision,
+        seeds=seeds,
+    )
+
+
+CURVES: tuple[Curve, ...] = (
+    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), (0.7, 1)),
+    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), (2, 2.5)),
+    Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), (1, 1.4)),
+    Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), (4, 8, 12)),
+    Curve("resnet-8", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),
+    Curve("resnet-20", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),
+    Curve("resnet-20", False, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
+    Curve("resnet-20-4", True, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
+    Curve("vgg-16", True, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
+)
+
+
+def curve_of(name: str) -> str:
+    """The curve that a run belongs to, by the run's name.
+
+    >>> curve_of("resnet-20-augmented-tau1=0.2-10")
+    'resnet-20-augmented'
+    """
+    return name.partition("-tau1=")[0]

@@ -1,0 +1,180 @@
+"""Pictures of accuracy against size, drawn by matplotlib from records: the same records give the same file."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bayeszip.errors import ModelError
+from bayeszip.experiments.curves import CURVES, NETWORKS
+from bayeszip.experiments.records import Record
+from bayeszip.experiments.tables import PRINTED, curve_groups, front
+from bayeszip.report.quoted import quoted_for
+
+__all__ = ["draw_figure", "draw_networks", "draw_sizes"]
+
+COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
+#: With and without augmentation.
+OURS = {True: "tab:red", False: "tab:orange"}
+PEER = "tab:blue"
+GRAY: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "0.4"}
+
+Records = Sequence[Record]
+Axes = Any
+
+
+class Point(NamedTuple):
+    """Mean size and accuracies (in percent) of the runs at one strength."""
+
+    bytes: float
+    accuracy: float
+    validation_accuracy: float
+    is_headline: bool
+
+
+@contextmanager
+def _figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Axes]]:
+    """A figure of panels, which is written when it is drawn."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ModelError("pictures need matplotlib: pip install 'bayeszip[plot]'") from error
+    # Fixed ids and no date, so that the file changes only when the figures do.
+    with mpl.rc_context({"svg.hashsalt": "bayeszip", "font.size": 10}):
+        figure = Figure(figsize=(7.2 * columns**0.8, 4.3 * rows**0.95))
+        panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+        for axes in panels:
+            axes.set_xscale("log")
+            axes.grid(alpha=0.2)
+        yield list(panels)
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _finish(axes: Axes, title: str, x_label: str, ticks: Sequence[float], labels: Sequence[str]) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_title(title)
+    axes.set_xticks(ticks, labels)
+    axes.minorticks_off()
+    axes.legend(loc="best", frameon=False)
+
+
+def draw_figure(records: Records, path: Path) -> None:
+    """Accuracy against compression for the three methods, their fronts, and what the paper's table prints."""
+    with _figure(path) as (axes,):
+        for method, color in COLORS.items():
+            own = [record for record in records if record["recipe"]["name"] == method]
+            for group, style, more in ((own, ".", {"alpha": 0.5}), (front(own), "-", {"label": method})):
+                sizes = [4 * record["params"] / record["bytes"] for record in group]
+                axes.plot(sizes, [100 * record["accuracy"] for record in group], style, color=color, **more)
+            accuracy, ratio = PRINTED["lenet-5"][method]
+            axes.plot(ratio, accuracy, "x", color=color, markersize=8)
+        axes.plot([], [], "x", color="0.4", label="the paper's table, its accounting")
+        axes.set_ylim(bottom=98.0)
+        axes.set_ylabel("MNIST test accuracy, %")
+        ticks = [100, 200, 400, 800, 1600, 2400]
+        title = f"{NETWORKS['lenet-5'].title}, compressed by three methods"
+        label = "times smaller than float32 (1.72 MB), whole file"
+        _finish(axes, title, label, ticks, [f"{tick}×" for tick in ticks])
+
+
+def draw_sizes(records: Records, path: Path) -> None:
+    """Accuracy against size, smaller to the left: runs of `quick` with their spread, and what others report."""
+    with _figure(path) as (axes,):
+        _draw_quoted(axes, "lenet-300-100", records[0]["params"])
+        accuracies = [100 * record["accuracy"] for record in records]
+        axes.plot([record["bytes"] for record in records], accuracies, ".", color="tab:red", alpha=0.4)
+        groups: dict[str, list[Record]] = {}
+        for record in records:
+            groups.setdefault(record["name"].rpartition("-")[0], []).append(record)
+        means = sorted(
+            (statistics.mean(r["bytes"] for r in group), statistics.mean(100 * r["accuracy"] for r in group))
+            for group in groups.values()
+        )
+        label = "bayeszip, recipe quick (mean of the seeds)"
+        axes.plot(*zip(*means, strict=True), "-o", color="tab:red", label=label)
+        axes.set_xlim(1_700, 60_000)
+        axes.set_ylabel("MNIST test accuracy, %")
+        ticks = [2_000, 4_000, 8_000, 16_000, 32_000]
+        title = f"{NETWORKS['lenet-300-100'].title}, compressed"
+        _finish(axes, title, "size of the network (float32: 1.07 MB)", ticks, [f"{tick // 1000} kB" for tick in ticks])
+
+
+def draw_networks(records: Records, peer: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """`frontier-MODEL.svg` for each network that has records, and `frontier.svg` with all; returns which these are.
+
+    Args:
+        peer: NNCodec's figures for the pretrained networks: `model`, `bytes`, `accuracy`, `validation_accuracy`.
+    """
+    drawn = [model for model in NETWORKS if any(record["model"] == model for record in records)]
+    for model in drawn:
+        with _figure(folder / f"frontier-{model}.svg") as (axes,):
+            _draw_network(axes, model, records, peer)
+    if drawn:
+        columns = min(2, len(drawn))
+        with _figure(folder / "frontier.svg", -(-len(drawn) // columns), columns) as panels:
+            for axes, model in zip(panels, drawn, strict=False):
+                _draw_network(axes, model, records, peer)
+            for axes in panels[len(drawn) :]:
+                axes.set_visible(False)
+    return drawn
+
+
+def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mapping[str, Any]]) -> None:
+    """Our curves, NNCodec's, what others report, and the pretrained network's accuracy."""
+    own = [record for record in records if record["model"] == model]
+    sizes = [record["bytes"] for record in own]
+    quoted = quoted_for(model)
+    sizes += [row.size(own[0]["params"]) for row in quoted]
+    before = [100 * record["accuracy_before"] for record in own if "accuracy_before" in record]
+    heights = [100 * record["accuracy"] for record in own] + [100 - row.error for row in quoted]
+    lowest, highest = min(heights) - 0.5, max(heights + before) + 0.5
+    for curve in CURVES:
+        points = [_point(group, len(variant.seeds) > 1) for variant, group in curve_groups(own, curve)]
+        if curve.model == model and points:
+            _draw_curve(
+                axes, points, f"bayeszip, {'with' if curve.augmented else 'without'} augmentation", curve.augmented
+            )
+    others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
+    if others:
+        axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
+        sizes += [size for size, accuracy in others if accuracy > lowest]
+    _draw_quoted(axes, model, own[0]["params"])
+    if before:
+        axes.axhline(statistics.mean(before), color="0.6", linestyle=":", label="the pretrained networks' mean")
+    axes.set_ylim(lowest, highest)
+    left, right = 0.8 * min(sizes), 1.8 * max(sizes)
+    axes.set_xlim(left, right)
+    axes.set_ylabel(f"{'MNIST' if NETWORKS[model].data == 'mnist' else 'CIFAR-10'} test accuracy, %")
+    ticks = [tick for power in range(2, 8) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
+    ticks = [tick for tick in ticks if left <= tick <= right]
+    title = f"{NETWORKS[model].title} (float32: {4 * own[0]['params'] / 1e6:.2f} MB)"
+    _finish(axes, title, "whole file, kB", ticks, [f"{tick / 1000:g}" for tick in ticks])
+
+
+def _draw_curve(axes: Axes, points: Sequence[Point], label: str, augmented: bool) -> None:
+    """All points, a line through those that no other beats on validation images, headlines larger."""
+    color = OURS[augmented]
+    best = front(point._asdict() for point in points)
+    axes.plot([p["bytes"] for p in best], [p["accuracy"] for p in best], "-", color=color, label=label)
+    for point in points:
+        size = 9 if point.is_headline else 5
+        axes.plot(point.bytes, point.accuracy, "o", color=color, markersize=size, alpha=1 if point.is_headline else 0.6)
+
+
+def _point(group: Records, is_headline: bool) -> Point:
+    def mean(name: str) -> float:
+        return statistics.mean(record[name] for record in group)
+
+    return Point(mean("bytes"), 100 * mean("accuracy"), 100 * mean("validation_accuracy"), is_headline)
+
+
+def _draw_quoted(axes: Axes, model: str, parameters: int) -> None:
+    """What others report; hollow where it was not read at its source."""
+    for row in quoted_for(model):
+        place = (row.size(parameters), 100 - row.error)
+        hollow = {"markerfacecolor": "white"} if row.read == "second-hand" else {}
+        axes.plot(*place, "o", color="0.6", markersize=5, **hollow)
+        axes.annotate(row.method, place, (6, -3), **GRAY)

@@ -1,0 +1,106 @@
+"""What an experiment is: variants of a compression, each run with several seeds. All settings, no behavior."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bayeszip.errors import RecipeError
+from bayeszip.recipe import Recipe, recipe
+
+__all__ = ["Experiment", "Run", "Variant", "named", "parse_seeds"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of an experiment, run with several seeds.
+
+    Args:
+        name: of its files, before the seed.
+        settings: changed in the recipe, as `--set` takes them, separated by blanks.
+        max_bytes: a budget to train towards.
+        meaning: what is changed, in words.
+        data: what it is trained on, as `--data` names it.
+        augment: how images are changed in the compression, as `--augment` takes it.
+        augment_before: the same in the pretraining.
+        mixed_precision: as `--mixed-precision` takes it, in both.
+        seeds: those that are published, where they are not the experiment's.
+    """
+
+    name: str
+    model: str
+    recipe: str
+    settings: str = ""
+    max_bytes: int | None = None
+    meaning: str = ""
+    data: str = "mnist"
+    augment: str | None = None
+    augment_before: str | None = None
+    mixed_precision: str | None = None
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One compression. `name` is unique in its experiment."""
+
+    name: str
+    variant: Variant
+    recipe: Recipe
+    seed: int
+    #: Takes part in a choice: the test set stays sealed, and no file is kept.
+    sealed: bool
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, and the runs that answer it."""
+
+    name: str
+    question: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    sealed: bool = False
+
+    def runs(self, seeds: Sequence[int] | None = None, only: str = "", epochs_scale: float = 1.0) -> list[Run]:
+        """Its runs, or those that `named` picks; with these `seeds`, or those that are published.
+
+        Raises:
+            RecipeError: none does.
+        """
+        planned = [
+            Run(
+                f"{variant.name}-{seed}",
+                variant,
+                recipe(variant.recipe).override(*variant.settings.split(), f"epochs_scale={epochs_scale}"),
+                seed,
+                self.sealed,
+            )
+            for variant in self.variants
+            for seed in seeds or variant.seeds or self.seeds
+        ]
+        chosen = [run for run in planned if named(run.name, only)]
+        if not chosen:
+            raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
+        return chosen
+
+
+def named(name: str, only: str) -> bool:
+    """Whether the name of a run contains `only`, or one of its parts between commas.
+
+    >>> [name for name in ("a-10", "a-11", "b-10") if named(name, "a-11,b")]
+    ['a-11', 'b-10']
+    """
+    return any(part in name for part in only.split(","))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`10:15` is five seeds from 10, `3` is one.
+
+    Raises:
+        RecipeError: it is neither.
+    """
+    first, colon, last = text.partition(":")
+    if first.isdecimal() and (last.isdecimal() if colon else not last):
+        seeds = range(int(first), int(last) if colon else int(first) + 1)
+        if 0 < len(seeds) <= 1000 and seeds[-1] < 2**63:
+            return tuple(seeds)
+    raise RecipeError(f"write seeds as FIRST:END, such as 10:15 for five of them, or as one number, not {text!r}")
