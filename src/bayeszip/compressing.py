@@ -161,7 +161,8 @@ def compress(
         training = _Training(data, keeper, engine)
         if pretrain:
             training.fit(network, settings.pretraining)
-        path = _Path(network, examples, settings, training.in_nats(network), target, training.judged(network))
+        before = training.judged(network)
+        path = _Path(network, examples, settings, training.in_nats(network), target, before)
         result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
