@@ -24,7 +24,7 @@ FLOORS = (
     {"targets", "packing", "damage"},
     {"ending"},
     {"compressing", "compressor"},
-    {"report", "record"},
+    {"report", "record", "previewing"},
     {"sweep", "experiments"},
     {"cli"},
     {"__main__"},

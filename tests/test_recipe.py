@@ -11,7 +11,9 @@ from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
 from bayeszip.quantize import Quantization
 from bayeszip.recipe import RECIPES, Coding, Recipe, recipe, settings_help
+from bayeszip.variational.groups import GroupSettings
 from bayeszip.variational.mixture import MixtureStart
+from bayeszip.variational.rate import RateSettings
 
 
 def test_the_papers_recipe_is_the_papers():
@@ -156,7 +158,8 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_every_setting_is_documented():
     documented = dict(settings_help())
-    for prefix, part in (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization)):
+    parts = (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization))
+    for prefix, part in (*parts, ("PHASE.groups.", GroupSettings), ("PHASE.rate.", RateSettings)):
         for field in dataclasses.fields(part):
             assert documented[prefix + field.name]
 

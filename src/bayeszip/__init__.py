@@ -23,6 +23,7 @@ _OWNERS = {
     "compress": "compressing",
     "load": "loading",
     "pack": "packing",
+    "preview": "previewing",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

@@ -66,8 +66,9 @@ from bayeszip.settings import to_dict
 from bayeszip.targets import Quality, Target, better
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
+from bayeszip.variational.usage import called_layers
 
-__all__ = ["compress"]
+__all__ = ["compress", "converted", "judged_examples", "plain_network"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -98,12 +99,16 @@ def compress(
     resume: bool = False,
     mixed_precision: str | None = None,
     augment: str | Augmentation | Transform | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    strengths: Mapping[str, float] | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
     Args:
-        model: a trained network. Layers that have no variational form, and frozen ones, stay as they are; weights that
-            are computed from others (weight norm, pruning masks) are taken as what they come to.
+        model: a trained network. What is frozen stays as it is; what else has no variational form is trained along
+            and, if it is a matrix, clustered as `pack` does. Weights that are computed from others (weight norm,
+            pruning masks) are taken as what they come to.
         train_loader: gives (inputs, targets), each a tensor or several, or a dict with the targets as `labels`;
             iterated once an epoch.
         val_loader: for loss, accuracy and metric in progress and report; never trained on.
@@ -129,6 +134,9 @@ def compress(
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
         augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,affine=10`,
             an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
+        include, exclude: patterns on the names of parameters and modules (`encoder.*`, `*.bias`, `fc1`): only what the
+            former name is pruned and shared, and nothing that the latter do.
+        strengths: how strongly what a pattern names is pruned: factors on τ₁, `{"head.*": 0.5}`.
 
     In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its
     share of every batch, and all return the same result; the first alone watches, measures and writes checkpoints.
@@ -145,12 +153,13 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    settings, hardware, chosen = named_recipe(recipe).scaled(), resolve_device(device), Metric.of(metric)
+    settings = named_recipe(recipe).scaled().selecting(include, exclude, strengths)
+    hardware, chosen = resolve_device(device), Metric.of(metric)
     _check_options(train_loader, val_loader, target, chosen, settings, pretrain)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
-    network = _plain_copy(model).to(hardware)
-    examples, judge = _examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
+    network = plain_network(model).to(hardware)
+    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
     data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment)
     conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
     with (
@@ -211,7 +220,18 @@ def _check_options(
         raise RecipeError(f"pretrain=True, but {settings.name} has no pretraining; add a phase of it, or leave it out")
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
+def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
+    """Make the weights of `network` Gaussian as the recipe says."""
+    return to_variational(
+        network,
+        log_sigma2=settings.start_log_sigma2,
+        biases=settings.biases,
+        selection=settings.layers,
+        called=called_layers(network, examples),
+    )
+
+
+def plain_network(model: nn.Module) -> nn.Module:
     """A copy that can be trained and stored: without wrappers, its weights as what they come to."""
     model = unwrapped(model)
     check_materialized(model)
@@ -407,8 +427,8 @@ class _Path:
         """One training from the start, with a strength of at most `ceiling`, and its ending."""
         training, settings, teacher = self.training, self.settings, self.teacher
         network, conversion = self._gaussian(quality)
-        terms = start_terms(network, settings.phases, settings.starts)
         ending = self._ending(network)
+        terms = start_terms(network, settings.phases, ending.starts(teacher))
         training.keeper.watcher.beside = ending.beside_weights(network, teacher)
         steering = steering_towards(self.target, network, teacher, ending, quality, ceiling)
         training.fit(network, settings.phases, terms, teacher, steering)
@@ -424,8 +444,7 @@ class _Path:
     def _gaussian(self, quality: Quality | None) -> tuple[nn.Module, Conversion]:
         """The network with Gaussian weights; a copy, if it may be needed again."""
         network = self.network if quality is None else copy.deepcopy(self.network)
-        settings = self.settings
-        return network, to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        return network, converted(network, self.settings, self.examples)
 
     def _ending(self, network: nn.Module) -> Ending:
         close = partial(self.training.close, closing=self.settings.closing, teacher=self.teacher)
@@ -477,7 +496,7 @@ def _conditions(
 
 
 @torch.no_grad()
-def _examples(network: nn.Module, loader: Loader, given: Any, judge: Judge) -> tuple[tuple[Tensor, ...], Judge]:
+def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge) -> tuple[tuple[Tensor, ...], Judge]:
     """Inputs to trace the network with, in order, and the judge that knows names a graph does not know."""
     if given is not None:
         inputs: Inputs = examples_from(network, given)

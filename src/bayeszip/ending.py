@@ -4,18 +4,21 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
 from bayeszip.damage import SHARE
 from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
+from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import (
@@ -31,9 +34,23 @@ from bayeszip.targets import (
     within_bytes,
 )
 from bayeszip.tensors import CompressedModel, QuantizedTensor
-from bayeszip.variational import variational_weights
+from bayeszip.variational import GroupPrior, Rate, variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "check_trials", "held_to", "steering_towards"]
+__all__ = [
+    "BesideWeights",
+    "Ending",
+    "bytes_now",
+    "check_trials",
+    "held_to",
+    "prices_of_zeros",
+    "steering_towards",
+]
+
+#: Shared values, besides 0, of a matrix that has no Gaussian weights.
+CLUSTERS = 64
+
+#: Shared values of a tensor of 16 bits are such as its own type can hold.
+_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -41,6 +58,21 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What the coder asks for each weight to be zero, and not to be, in bits, where these of a network's are kept."""
+    model = CompressedModel({name: QuantizedTensor(own.astype(np.uint8), np.arange(2.0)) for name, own in kept.items()})
+    return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
+
+
+def _clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
+    """The matrices among the tensors of a network that are no Gaussian weights, by shared values of their own."""
+    quantized = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > CLUSTERS and tensor.isfinite().all():
+            quantized[name] = cluster(tensor.float().cpu().numpy(), CLUSTERS, _SHORT.get(tensor.dtype))
+    return quantized
 
 
 def check_trials(validation: object | None, target: object | None) -> None:
@@ -78,7 +110,19 @@ class Ending:
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
-        return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+        copied = copy.deepcopy(network).cpu()
+        trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
+        for name, parameter in copied.named_parameters():
+            # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
+            parameter.requires_grad_(name in trained)
+        return Form(copied, self.examples, self.settings.coding, _clustered)
+
+    def starts(self, teacher: nn.Module) -> dict[str, Any]:
+        """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
+        known = {**self.settings.starts, Rate.name: prices_of_zeros}
+        if is_in_force(GroupPrior, self.settings.phases):
+            known[GroupPrior.name] = self.form(teacher).units()
+        return known
 
     def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
         """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""
@@ -100,6 +144,7 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
+        write_weights(network, form.others(quantized))
         died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
         figures, rate = self.judge(result.network()), self.settings.quantization.rate
         return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)

@@ -9,7 +9,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
 from bayeszip.variational.mixture import MixtureStart
-from bayeszip.variational.terms import known_kind
+from bayeszip.variational.selection import Selection, Strength
+from bayeszip.variational.terms import KINDS, known_kind
 
 __all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
 
@@ -71,6 +72,8 @@ class Recipe:
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
+    #: Which tensors are compressed, and how strongly.
+    layers: Selection = field(default_factory=Selection)
     pretraining: tuple[Phase, ...] = ()
     phases: tuple[Phase, ...] = ()
     mixture: MixtureStart = field(default_factory=MixtureStart)
@@ -125,6 +128,22 @@ class Recipe:
                 raise RecipeError(f"write settings as FIELD=VALUE, not {assignment!r}")
             changed = changed._with(path.strip(), text.strip())
         return changed
+
+    def selecting(
+        self,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        strengths: Mapping[str, float] | None = None,
+    ) -> "Recipe":
+        """A copy that compresses what the patterns say; what is not given stays as the recipe has it."""
+        given: dict[str, Any] = {"include": include, "exclude": exclude}
+        for name, patterns in given.items():
+            if isinstance(patterns, str):
+                raise RecipeError(f"{name} is a list of patterns: [{patterns!r}]")
+        changes = {name: tuple(patterns) for name, patterns in given.items() if patterns is not None}
+        if strengths is not None:
+            changes["strengths"] = tuple(Strength(pattern, factor) for pattern, factor in strengths.items())
+        return dataclasses.replace(self, layers=dataclasses.replace(self.layers, **changes))
 
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
@@ -247,6 +266,7 @@ def settings_help() -> list[tuple[str, str]]:
         ("mixture.", MixtureStart),
         ("quantization.", Quantization),
         ("coding.", Coding),
+        *((f"PHASE.{name}.", kind.Settings) for name, kind in KINDS.items() if not issubclass(Phase, kind.Settings)),
     ]
     return [
         (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{_default(entry)}]")

@@ -1,10 +1,11 @@
 """A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -139,7 +140,7 @@ class Result:
             yield "time", f"{self.fit.seconds:.0f} s"
         left = self._left()
         if left:
-            yield "left as it was", left
+            yield "not pruned", left
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
@@ -164,21 +165,42 @@ class Result:
             yield f"validation {metric.name}", f"{before.metric:.4g} before, {after.metric:.4g} as decoded"
 
     def _left(self) -> str:
-        """What the training had no part in, by kind, with the bytes that it takes in the file."""
+        """What has no Gaussian weights, by kind: what became of it, and the bytes that it takes in the file."""
         kinds: dict[str, list[str]] = {}
         for name, why in self.fit.conversion.kept if self.fit is not None else ():
             kinds.setdefault(why, []).append(name)
         parts = []
         for why, names in kinds.items():
-            size = sum(
-                tensor.bytes
+            held = [
+                tensor
                 for tensor in self.description.tensors
-                if any(not name or tensor.name == name or tensor.name.startswith(f"{name}.") for name in names)
-            )
+                if any(_lies_in(tensor.name, name) for name in names) and tensor.name not in self._gaussian
+            ]
             listed = ", ".join(name or "the network itself" for name in names[:LISTED])
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-            parts.append(f"{listed}{more} ({why}): {show_bytes(size)}")
+            size = show_bytes(sum(tensor.bytes for tensor in held))
+            parts.append(f"{listed}{more} ({why}): {_treatment(why, held)}, {size}")
         return "; ".join(parts)
+
+    @property
+    def _gaussian(self) -> frozenset[str]:
+        return frozenset() if self.fit is None else frozenset(self.fit.conversion.gaussian)
+
+
+def _lies_in(tensor: str, name: str) -> bool:
+    """Whether a tensor is the one of this name, or a part of the module of this name."""
+    return tensor == name or tensor.rpartition(".")[0] == name
+
+
+def _treatment(why: str, held: Sequence[codec.TensorDescription]) -> str:
+    """What became of tensors that are not Gaussian."""
+    if why.endswith("frozen"):
+        return "left as it was"
+    if not held:
+        return "trained, then folded into its neighbors"
+    if any(tensor.kind != "quantized" for tensor in held):
+        return "trained"
+    return "trained, then rounded" if all(len(tensor.shape) < 2 for tensor in held) else "trained, then clustered"
 
 
 class Form:
@@ -187,9 +209,17 @@ class Form:
     Args:
         network: on the CPU; where weights are not quantized, the file gets what it holds when it is coded.
         examples: its inputs; None: the file holds tensors without a graph.
+        cluster: takes what is neither quantized nor frozen, and gives what a file is to have in its place; None: as is.
     """
 
-    def __init__(self, network: nn.Module, examples: Sequence[Tensor] | None, coding: Coding) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        examples: Sequence[Tensor] | None,
+        coding: Coding,
+        cluster: Callable[[Mapping[str, Tensor]], dict[str, QuantizedTensor]] | None = None,
+    ) -> None:
+        self._cluster, self._others = cluster, None if cluster else dict[str, QuantizedTensor]()
         self._network, self._examples, self._coding = network, tuple(examples or ()), coding
         self._graph: Graph | None = None
         self._without_graph: str | None = None
@@ -209,7 +239,21 @@ class Form:
         taken = [name for name in own if name not in but and name in others and own[name].shape == others[name].shape]
         for name in taken:
             own[name].copy_(others[name])
+        if taken and self._cluster is not None:
+            self._others = None
         return bool(taken)
+
+    def units(self) -> dict[str, tuple[np.ndarray, ...]] | None:
+        """What of the network's tensors belongs to which unit; None: it has no graph."""
+        return graph.coupled_units(CompressedModel(graph.from_state(self._network, {}, self._graph), self._graph))
+
+    def others(self, quantized: Container[str]) -> dict[str, QuantizedTensor]:
+        """What is clustered beside the quantized weights."""
+        if self._others is None:
+            frozen, held = _frozen(self._network), self._network.named_parameters()
+            rest = {name: each.detach() for name, each in held if name not in quantized and name not in frozen}
+            self._others = self._cluster(rest) if self._cluster is not None else {}
+        return self._others
 
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
@@ -226,7 +270,8 @@ class Form:
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)
-        return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
+        every = {**self.others(quantized), **quantized}
+        return CompressedModel(graph.from_state(self._network, every, self._graph), self._graph, count)
 
     def _small(self, large: CompressedModel) -> tuple[CompressedModel, dict[str, float]]:
         """The same function in fewer tensors and units, and the deviations that norms' shifts are added to."""

@@ -124,9 +124,41 @@ def newer_models() -> dict[str, CompressedModel]:
     }
 
 
+def ways_models() -> dict[str, tuple[int, CompressedModel]]:
+    """Ways of coding that version 1 lacks: neighbors, the quick model for all, streams; each with its number."""
+    gauss = np.random.default_rng(20261117)
+    fine, few = UniformGrid(0.015625, 300), UniformGrid(0.125, 9)
+
+    def smooth(shape: tuple[int, ...], grid: UniformGrid, spread: float) -> QuantizedTensor:
+        numbers = np.rint(spread * gauss.normal(size=shape).cumsum(axis=-1)).astype(np.int64)
+        symbols = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
+        return QuantizedTensor.on_grid(symbols * (symbols < grid.size), grid)
+
+    sparse = QuantizedTensor(gauss.integers(1, 5, (300, 2000)) * (gauss.random((300, 2000)) < 0.002), CODEBOOK)
+    filters = {"a.weight": smooth((24, 20, 3, 3), fine, 9.0), "b.weight": smooth((70, 60), few, 0.5)}
+    return {
+        "neighbors": (0b10100, CompressedModel(filters)),
+        "flat": (0b100, CompressedModel({"w": smooth((5000,), few, 0.4)})),
+        "quick": (0b10, CompressedModel({"w": smooth((90, 60), few, 0.3), "v": smooth((9,), few, 0.3)})),
+        "streams": (0b1000011, CompressedModel({"a": sparse, "b.weight": smooth((80, 52), fine, 4.0),
+                                                "c": sparse, "d": smooth((64, 64), few, 0.2)})),
+    }  # fmt: skip
+
+
 def main() -> None:
     write(HERE / "v1", models())
     write(HERE / "v2", newer_models())
+    write_ways(HERE / "v2", ways_models())
+
+
+def write_ways(folder: Path, models: dict[str, tuple[int, CompressedModel]]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, (ways, model) in models.items():
+        path = folder / f"{name}.context.bayz"
+        if not path.exists():
+            path.write_bytes(encode(model, ways=ways))
+            manifest[path.name] = {"coder": "context", "options": {"ways": ways}, "digest": digest(model)}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def write(folder: Path, models: dict[str, CompressedModel]) -> None:
@@ -135,7 +167,7 @@ def write(folder: Path, models: dict[str, CompressedModel]) -> None:
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
     for name, model in models.items():
         for label, coder, options in (
-            ("context", "context", {}),
+            ("context", "context", {"ways": 0}),
             ("csr", "csr-huffman", {}),
             ("csr5", "csr-huffman", {"offset_bits": 5}),
         ):

@@ -17,7 +17,6 @@ from bayeszip.cli.base import (
     LossOption,
     MetricOption,
     ModelArgument,
-    OutputOption,
     PretrainOption,
     RecipeOption,
     SeedOption,
@@ -28,8 +27,12 @@ from bayeszip.cli.base import (
 from bayeszip.errors import RecipeError, TargetError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from bayeszip.fitting import Judge, Watcher
     from bayeszip.fitting.batches import Loader
+    from bayeszip.loaders import Loaders
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
     from bayeszip.result import Result
@@ -46,7 +49,9 @@ class Log(enum.StrEnum):
 @command
 def compress(
     model: ModelArgument,
-    output: OutputOption,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)
+    ] = None,
     data: DataOption = "mnist",
     recipe: RecipeOption = "vd+sws",
     weights: WeightsOption = None,
@@ -98,6 +103,21 @@ def compress(
         typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
     ] = None,
     augment: AugmentOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Prune only what this names, such as `encoder.*`; may be repeated."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Don't prune what this names; may be repeated.")
+    ] = None,
+    strength: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=FACTOR", help="Prune what this names so much more strongly; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be pruned and what not, the least bytes, and the time."),
+    ] = False,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -116,6 +136,8 @@ def compress(
 
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
 
+    `bayeszip compress nets:gpt --exclude head --strength "blocks.*=0.5" --dry-run`
+
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
     from bayeszip import compressing, models
@@ -126,11 +148,14 @@ def compress(
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
-    chosen = named_recipe(recipe).override(*(settings or ()))
-    if run is None and (resume or force or checkpoint_every or keep):
-        raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
-    _check_options(run, log, force and not resume, max_metric_drop is not None and metric is None)
-    _check_places(output, run)
+    chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
+    _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
+    if max_metric_drop is not None and metric is None:
+        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+    if output is not None and not dry_run:
+        _check_places(output, run)
+    elif not dry_run:
+        raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     checkpoints = (
         None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
     )
@@ -141,6 +166,9 @@ def compress(
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
+    if output is None or dry_run:
+        _show_preview(network, loaders, chosen, target, pretrain, as_json)
+        return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     test = load_test(data, device=target)
     with _missed_is_kept(output, run, test), _watched(chosen, pretrain, run, log) as watcher:
@@ -169,14 +197,40 @@ def compress(
     leave()
 
 
-def _check_options(run: Path | None, log: Log | None, forced_afresh: bool, no_metric: bool) -> None:
-    """Options that make no sense without another."""
+def _strengths(given: list[str] | None) -> dict[str, float] | None:
+    """PATTERN=FACTOR, each."""
+    if given is None:
+        return None
+    strengths = {}
+    for text in given:
+        pattern, _, factor = text.rpartition("=")
+        try:
+            strengths[pattern] = float(factor)
+        except ValueError:
+            raise RecipeError(f"write strengths as PATTERN=FACTOR, not {text!r}") from None
+    return strengths
+
+
+def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, checkpointed: bool) -> None:
+    """Refuse what needs the folder of a run where there is none."""
     if log is not None and run is None:
         raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
-    if forced_afresh:
+    if run is None and (resume or force or checkpointed):
+        raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
+    if force and not resume:
         raise RecipeError("--force is about a run that is resumed; add --resume")
-    if no_metric:
-        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+
+
+def _show_preview(
+    network: "nn.Module", loaders: "Loaders", recipe: "Recipe", device: "torch.device", pretrain: bool, as_json: bool
+) -> None:
+    """What the command would do without --dry-run."""
+    from bayeszip.previewing import preview
+
+    found = preview(
+        network, loaders.train, val_loader=loaders.validation, recipe=recipe, device=device, pretrain=pretrain
+    )
+    typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 
 
 def _check_places(output: Path, run: Path | None) -> None:

@@ -46,6 +46,7 @@ from bayeszip.tensors import (
 )
 
 __all__ = [
+    "OPTION_BITS",
     "Outline",
     "TensorOutline",
     "codebook_length",
@@ -89,6 +90,8 @@ _LONGEST_NAME = 1000
 _STEPS_OF_TENSOR = 2**12
 
 HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION, HAS_SCALES = 1, 2, 4, 8, 16
+#: a coder's option is below 2 to the power of this
+OPTION_BITS = 1 << 13
 READS, OWNS = 1, 2
 _ATTRIBUTE_BITS = 2
 
@@ -138,7 +141,7 @@ class Outline:
 
     @property
     def version(self) -> int:
-        """The version of the format that can say all this: 2 for grids and scales."""
+        """The version of the format that can say all this, whatever the coder: 2 for grids and scales."""
         grids = any(not isinstance(codebook, bytes) for codebook in self.codebooks)
         return 2 if grids or any(tensor.scale is not None for tensor in self.tensors) else 1
 
@@ -430,7 +433,9 @@ HEADER = Record(
     Header,
     {
         "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION | HAS_SCALES),
-        "option": lambda header: Number("option of the coder") if header.flags & HAS_OPTION else None,
+        "option": lambda header: (
+            Number("option of the coder", 2**OPTION_BITS - 1) if header.flags & HAS_OPTION else None
+        ),
         "original": lambda header: Number("original parameters") if header.flags & HAS_ORIGINAL else None,
         "layers": Many("layers", LAYER, _MOST_ITEMS, "tensors", lambda layer: len(_members(layer.head))),
         "kinds": lambda header: _Runs(sum(len(_members(layer.head)) for layer in header.layers)),
@@ -807,8 +812,6 @@ def read_outline(source: Reader, version: int = 1) -> Outline:
         canonical = write_outline(outline)
     except ModelError as error:
         raise InvalidField(str(error)) from error
-    if outline.version != version:
-        raise NotCanonical(f"the file has version {version}, but needs {outline.version} only")
     if canonical != source.data[start : source.position]:
         raise NotCanonical("the header is not written in the shortest way")
     return outline

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.damage import findings, reach_of
-from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, prices_of_zeros
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import (
     Course,
@@ -68,7 +68,7 @@ from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result
 from bayeszip.settings import to_dict
 from bayeszip.targets import Target
-from bayeszip.variational import Term, check_materialized, to_stock, to_variational, variational_weights
+from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
 
 __all__ = ["Compressor", "CompressorStats"]
 
@@ -157,10 +157,15 @@ class Compressor:
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         settings = self.recipe
-        self.conversion = to_variational(self.model, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        self.conversion = to_variational(
+            self.model,
+            log_sigma2=settings.start_log_sigma2,
+            biases=settings.biases,
+            selection=settings.layers,
+        )
         self._weights = tuple(variational_weights(self.model))
         #: The terms of the objective, which hold what is trained beside the model.
-        self.terms = start_terms(self.model, settings.phases, settings.starts)
+        self.terms = start_terms(self.model, settings.phases, {**settings.starts, Rate.name: prices_of_zeros})
         #: Factor on τ₁, for whoever wants to steer.
         self.strength = 1.0
         self._step = 0
@@ -170,6 +175,7 @@ class Compressor:
         self._course = self._new_course()
         self._course.enter()
         self._course.begin()
+        self._course.renew(0)
         self._apply_dials()
 
     # How far it is
@@ -193,6 +199,11 @@ class Compressor:
         stretch = self._stretch
         done = min(1.0, (self._step - stretch.first) / stretch.steps)
         return self._course.dials_at(done, self.strength)
+
+    def _epoch(self, step: int) -> int:
+        """How many epochs of the phase at hand are over at a step; −1 before it."""
+        stretch = self._stretch
+        return (step - stretch.first) * max(1, stretch.phase.epochs) // stretch.steps
 
     def _new_course(self) -> Course:
         """The phase in force at this step."""
@@ -310,6 +321,9 @@ class Compressor:
             self._course = self._new_course()
             self._course.enter()
             self._course.begin()
+        epoch = self._epoch(self._step)
+        if self._epoch(self._step - 1) != epoch < self.phase.epochs:
+            self._course.renew(epoch)
         self._apply_dials()
 
     @torch.no_grad()

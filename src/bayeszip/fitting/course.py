@@ -142,6 +142,11 @@ class Course:
         for term, settings in self._said:
             term.begin(settings, self.weights)
 
+    def renew(self, epoch: int) -> None:
+        """What happens before each epoch, of which so many are over."""
+        for term, settings in self._said:
+            term.renew(settings, epoch, self.weights, self.keeps)
+
     # What is trained, and how fast
 
     def groups(self) -> list[dict[str, Any]]:

@@ -299,6 +299,8 @@ class Fitting:
             if compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer))):
                 self._recorded = None
             self._check_alike()
+        if not self.batch:
+            self.course.renew(self.epoch)
         self.network.train()
         if self._is_recorded() and can_be_recorded(self.batches, self.device):
             self._run_recorded()
