@@ -30,6 +30,7 @@ from bayeszip.loading import export as export
 from bayeszip.loading import load as load
 from bayeszip.loading import verify as verify
 from bayeszip.packing import pack as pack
+from bayeszip.previewing import preview as preview
 from bayeszip.recipe import Recipe as Recipe
 from bayeszip.recipe import recipe as recipe
 from bayeszip.result import Result as Result

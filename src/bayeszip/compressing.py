@@ -172,7 +172,8 @@ def compress(
         training = _Training(data, keeper, engine)
         if pretrain:
             training.fit(network, plan.pretraining)
-        path = _Path(network, examples, plan, training.in_nats(network), target, training.judged(network))
+        before = training.judged(network)
+        path = _Path(network, examples, plan, training.in_nats(network), target, before)
         result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
