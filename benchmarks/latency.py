@@ -58,8 +58,9 @@ def default_files() -> list[Path]:
     found = [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz"]
     for curve in CURVES:
         if curve.model in ("resnet-20", "vgg-16") and curve.augmented:
-            names = [variant.name for variant in curve.variants() if len(variant.seeds) > 1]
-            found += [file_of(folder, f"{name}-10") for name in names if f"{name}-10" in records]
+            variants = [variant for variant in curve.variants() if len(variant.seeds) > 1]
+            names = [f"{variant.name}-{variant.seeds[0]}" for variant in variants]
+            found += [file_of(folder, name) for name in names if name in records]
     return found
 
 

@@ -165,3 +165,38 @@ def test_a_device_is_known_without_being_touched(monkeypatch):
             untouched_device(device)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert [untouched_device(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+
+
+STOPPER = """
+import signal, time
+from pathlib import Path
+from bayeszip.errors import Interrupted
+
+def work(path):
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    Path(path).write_text("at work")
+    while not told:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    Path(path).write_text("saved")
+    raise Interrupted("stopped", signal.SIGTERM)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
+def test_workers_that_are_told_to_end_save_their_state_in_silence(tmp_path, monkeypatch, capfd):
+    (tmp_path / "stopper_of_workers.py").write_text(STOPPER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import stopper_of_workers  # type: ignore[import-not-found]
+
+    states = [tmp_path / name for name in "abc"]
+    with Workers(operator.call, 4) as workers:
+        tasks = [*(partial(stopper_of_workers.work, str(path)) for path in states), os.getpid]
+        assert next(workers.outcomes(tasks)).error is None
+        deadline = time.monotonic() + 60
+        while not all(path.exists() and path.read_text() for path in states):
+            assert time.monotonic() < deadline, "the workers don't begin"
+            time.sleep(0.05)
+    assert [path.read_text() for path in states] == ["saved"] * 3
+    assert "Traceback" not in capfd.readouterr().err

@@ -20,12 +20,12 @@ from bayeszip.settings import to_dict
 
 ROOT = Path(__file__).resolve().parents[1]
 HELD = {name: records for name in EXPERIMENTS if (records := read(ROOT / "results" / name))}
-IN_PIECES = {"frontier"}
+IN_PIECES = {"frontier", "parts"}
 WITH_FILES = [(name, record) for name, records in HELD.items() if name != "choice" for record in records.values()]
 
 
 @functools.cache
-def test_set(model):
+def images_to_test(model):
     """What the network is tested with; None where that is neither in the checkout nor in the cache."""
     try:
         test = data.load_test(NETWORKS[model].data, mirrors=())
@@ -39,7 +39,7 @@ def test_set(model):
 )
 def test_a_file_gives_the_figures_of_its_record(experiment, record):
     path = file_of(ROOT / "results" / experiment, record["name"])
-    blob, test = path.read_bytes(), test_set(record["model"])
+    blob, test = path.read_bytes(), images_to_test(record["model"])
     figures = size_figures(codec.describe(blob))
     if test is not None:
         # Another machine may round a tie between two outputs the other way.

@@ -238,6 +238,10 @@ def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
 
 #: Pretraining with an ℓ₂ penalty, for built-in networks that come without weights.
 _L2 = Phase(name="l2", epochs=40, noise=False, weight_decay=1e-4, rate_theta=3e-3, schedule="cosine")
+#: The same for residual networks and the like, which come further by gradient descent with momentum.
+_MOMENTUM = Phase(
+    name="l2", epochs=100, noise=False, optimizer="sgd", weight_decay=5e-4, rate_theta=0.2, schedule="cosine"
+)
 _PAPER_VD = Phase(name="vd", epochs=200, tau1=1.0)
 _PAPER_VD_SWS = Phase(name="vd+sws", epochs=100, tau1=1.0, tau2=2e-2)
 _PAPER_SWS = Phase(name="sws", epochs=100, noise=False, tau2=1e-2)
@@ -305,6 +309,16 @@ RECIPES: dict[str, Recipe] = _named(
             pretraining=(_L2,),
             phases=(dataclasses.replace(_VD, tau1=0.7), dataclasses.replace(_VD_SWS, tau1=0.7)),
             mixture=MixtureStart(components=33),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            closing=_CLOSING,
+        ),
+        # For deep networks with normalization layers, which bear less noise; components reach to the weights' ends.
+        Recipe(
+            name="deep",
+            batch_size=256,
+            pretraining=(_MOMENTUM,),
+            phases=(dataclasses.replace(_VD, tau1=0.35), dataclasses.replace(_VD_SWS, tau1=0.35)),
+            mixture=MixtureStart(components=33, seeding="even"),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),

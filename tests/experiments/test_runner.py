@@ -236,6 +236,8 @@ def test_the_command_shows_the_committed_records(command):
     status, output, _ = command("table", "--only", "lenet-5-vd+sws")
     assert "5 runs, from their records" in output
     assert "LeNet-300-100" not in output
+    status, output, _ = command("table", "--only", "lenet-5-vd-10,lenet-300-100-sws-1")
+    assert "6 runs, from their records" in output
     assert [line.split()[2] for line in command()[1].splitlines()][:3] == ["table", "figure", "ablation"]
 
 
@@ -243,6 +245,7 @@ def test_the_command_shows_the_committed_records(command):
     ("words", "status", "message"),
     [
         (["table", "--seeds", "10:15"], 2, "add --again DIR"),
+        (["table", "--sealed"], 2, "add --again DIR"),
         (["table", "--again", "out", "--seeds", "15:10"], 2, "write seeds as FIRST:END"),
         (["table", "--again", "out", "--only", "lenet-7"], 2, "no run of table has 'lenet-7' in its name"),
         (["table", "--only", "lenet-7"], 1, "has no record with 'lenet-7'"),
@@ -276,6 +279,16 @@ def test_the_command_trains_in_processes_and_prints_the_table(command, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "quick" / "runs.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == ["tau1=1-10", "tau1=1-11"]
     assert all((tmp_path / "quick" / f"{line['name']}.bayz").stat().st_size == line["bytes"] for line in lines)
+
+
+def test_a_choice_is_sealed_by_the_command(command, tmp_path, workers):
+    words = ["quick", "--again", str(tmp_path), "--only", "tau1=1", "--seeds", "0", "--epochs-scale", "0.001"]
+    status, output, errors = command(*words, "--device", "cpu", "--sealed")
+    assert status == 0, errors
+    assert output.splitlines()[1].split()[:3] == ["1", "0", "–"]
+    assert "of validation" in errors
+    assert "of test" not in errors
+    assert [path.name for path in (tmp_path / "quick").iterdir()] == ["runs.jsonl"]
 
 
 def test_help_has_examples(command):

@@ -1,5 +1,6 @@
 """`bayeszip reproduce`."""
 
+import dataclasses
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,7 @@ class What(StrEnum):
     choice = "choice"
     quick = "quick"
     targets = "targets"
+    parts = "parts"
     frontier = "frontier"
 
 
@@ -41,7 +43,9 @@ def reproduce(
         str | None, typer.Option(metavar="FIRST:END", help="Such as 10:15, or one number [as published].")
     ] = None,
     jobs: JobsOption = 1,
-    only: Annotated[str, typer.Option(help="Only runs whose name contains this, such as lenet-5 or vd+sws.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Only runs whose name contains this, or one of several: lenet-5,vgg-16.")
+    ] = "",
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,6 +54,9 @@ def reproduce(
     ] = None,
     epochs_scale: Annotated[float, typer.Option(help="Factor on all epochs, for a trial.")] = 1.0,
     device: DeviceOption = "auto",
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="For a choice: the test set is not opened, and no files are kept.")
+    ] = False,
     take: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Put what --again DIR has left, here or elsewhere, among the records."),
@@ -79,7 +86,7 @@ def reproduce(
     from bayeszip.experiments.pages import render as render_pages
     from bayeszip.experiments.records import read
     from bayeszip.experiments.records import take as take_records
-    from bayeszip.experiments.runs import parse_seeds
+    from bayeszip.experiments.runs import named, parse_seeds
 
     if render:
         if what is not None or again is not None:
@@ -96,12 +103,11 @@ def reproduce(
         typer.echo(f"{len(taken)} records taken; bayeszip reproduce --render writes them into the pages")
         return
     if again is None:
-        if seeds is not None or epochs_scale != 1 or jobs != 1 or data:
-            raise RecipeError(
-                "--seeds, --jobs, --data and --epochs-scale are for runs that are trained; add --again DIR"
-            )
+        if seeds is not None or epochs_scale != 1 or jobs != 1 or data or sealed:
+            options = "--seeds, --jobs, --data, --sealed and --epochs-scale"
+            raise RecipeError(f"{options} are for runs that are trained; add --again DIR")
         folder = checkout() / "results" / experiment.name
-        names = [name for name in read(folder) if only in name]
+        names = [name for name in read(folder) if named(name, only)]
         if not names:
             raise DataError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
         _show(experiment, folder, names)
@@ -109,6 +115,8 @@ def reproduce(
         return
     from bayeszip.experiments.runner import carry_out
 
+    if sealed:
+        experiment = dataclasses.replace(experiment, sealed=True)
     runs = experiment.runs(parse_seeds(seeds) if seeds else None, only, epochs_scale)
     carry_out(experiment, runs, again, jobs=jobs, device=device, data=data or ())
     _show(experiment, again / experiment.name, [run.name for run in runs])

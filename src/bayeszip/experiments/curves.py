@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bayeszip.experiments.runs import Variant
 
-__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of"]
+__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of", "variant_of"]
 
 #: Seeds that nobody chose on. A curve has the first of them alone.
 UNTOUCHED = tuple(range(10, 15))
@@ -38,18 +38,15 @@ class Network:
     mixed_precision: str | None = None
 
 
-_CIFAR = "l2.epochs=100 l2.rate_theta=3e-3 l2.weight_decay=3e-4"
-_DEEP = "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6"
-
 NETWORKS: dict[str, Network] = {
     "lenet-300-100": Network(
         "LeNet-300-100", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=5/0.05", 5
     ),
     "lenet-5": Network("LeNet-5", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=10/0.1/0.1", 5),
-    "resnet-8": Network("ResNet-8", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3),
-    "resnet-20": Network("ResNet-20", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3),
-    "resnet-20-4": Network("ResNet-20-4", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3, "bf16"),
-    "vgg-16": Network("VGG-16", "cifar10", _CIFAR, "vd+sws", _DEEP, "shift=4,flip", 3, "bf16"),
+    "resnet-8": Network("ResNet-8", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20": Network("ResNet-20", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
+    "resnet-20-4": Network("ResNet-20-4", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
+    "vgg-16": Network("VGG-16", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip", 3, "bf16"),
 }
 
 
@@ -79,28 +76,43 @@ class Curve:
 
     def variants(self) -> tuple[Variant, ...]:
         """A variant for each strength."""
-        network = NETWORKS[self.model]
-        augment = network.augment if self.augmented else None
+        seeds = NETWORKS[self.model].seeds
         return tuple(
-            Variant(
-                f"{self.name}-tau1={strength:g}",
+            variant_of(
                 self.model,
-                network.recipe,
-                f"{network.pretraining} {network.settings} all.tau1={strength:g}",
+                f"{self.name}-tau1={strength:g}",
+                f"all.tau1={strength:g}",
+                augmented=self.augmented,
                 meaning=f"{strength:g}",
-                data=network.data,
-                augment=augment,
-                augment_before=augment,
-                mixed_precision=network.mixed_precision,
-                seeds=UNTOUCHED[: network.seeds if strength in self.headlines else 1],
+                seeds=UNTOUCHED[: seeds if strength in self.headlines else 1],
             )
             for strength in self.strengths
         )
 
 
+def variant_of(
+    model: str, name: str, settings: str, *, augmented: bool, meaning: str, seeds: tuple[int, ...]
+) -> Variant:
+    """A variant of a network as `NETWORKS` has it, with further settings."""
+    network = NETWORKS[model]
+    augment = network.augment if augmented else None
+    return Variant(
+        name,
+        model,
+        network.recipe,
+        f"{network.pretraining} {network.settings} {settings}",
+        meaning=meaning,
+        data=network.data,
+        augment=augment,
+        augment_before=augment,
+        mixed_precision=network.mixed_precision,
+        seeds=seeds,
+    )
+
+
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), (0.7, 1)),
-    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 3, 4, 6), (2, 3)),
+    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), (2, 2.5)),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), (1, 1.4)),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), (4, 8, 12)),
     Curve("resnet-8", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),

@@ -11,7 +11,7 @@ from bayeszip.experiments.curves import NETWORKS
 from bayeszip.experiments.measurements import epochs_table, latency_table
 from bayeszip.experiments.pictures import draw_figure, draw_networks, draw_sizes
 from bayeszip.experiments.records import Record, read
-from bayeszip.experiments.tables import TABLES, Grid, headline_table, short_table
+from bayeszip.experiments.tables import TABLES, Grid, front, headline_table, short_table
 from bayeszip.files import write_atomically
 from bayeszip.report.quoted import quoted_for
 
@@ -22,7 +22,7 @@ FIGURE, SIZES = "docs/lenet-5.svg", "docs/accuracy-size.svg"
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
     "RESULTS.md": (
-        *("table", "figure", "frontier", "ablation", "choice", "inherited", "results", "targets"),
+        *("table", "figure", "frontier", "parts", "ablation", "choice", "inherited", "results", "targets"),
         *("latency", "epochs", "quoted"),
     ),
     "README.md": ("quick", "networks", "paper", "results"),
@@ -102,7 +102,7 @@ def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
         if own:
             parts.append(f"![Accuracy against size of {network.title}](docs/frontier-{model}.svg)\n")
             parts.append(_markdown(TABLES["frontier"](own)))
-            others = sorted((row for row in peer if row["model"] == model), key=lambda row: row["bytes"])
+            others = front(row for row in peer if row["model"] == model)
             rows = tuple((f"{row['qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}") for row in others)
             parts += [_markdown([Grid(("NNCodec, qp", "test accuracy, %", "bytes"), rows)])] if rows else []
     return "\n".join(parts) or "No run has been recorded yet."

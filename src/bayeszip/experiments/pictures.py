@@ -106,7 +106,7 @@ def draw_networks(records: Records, peer: Sequence[Mapping[str, Any]], folder: P
     """`frontier-MODEL.svg` for each network that has records, and `frontier.svg` with all; returns which these are.
 
     Args:
-        peer: NNCodec's figures for the pretrained networks: `model`, `bytes`, `accuracy`.
+        peer: NNCodec's figures for the pretrained networks: `model`, `bytes`, `accuracy`, `validation_accuracy`.
     """
     drawn = [model for model in NETWORKS if any(record["model"] == model for record in records)]
     for model in drawn:
@@ -137,7 +137,7 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
             _draw_curve(
                 axes, points, f"bayeszip, {'with' if curve.augmented else 'without'} augmentation", curve.augmented
             )
-    others = sorted((row["bytes"], 100 * row["accuracy"]) for row in peer if row["model"] == model)
+    others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
         sizes += [size for size, accuracy in others if accuracy > lowest]

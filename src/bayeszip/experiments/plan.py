@@ -5,6 +5,7 @@
 """
 
 from bayeszip.experiments.curves import CURVES
+from bayeszip.experiments.parts import part_variants
 from bayeszip.experiments.runs import Experiment, Variant
 
 __all__ = ["EXPERIMENTS", "METHODS"]
@@ -128,6 +129,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment("choice", "which settings, on LeNet-300-100; the test set is sealed", _CHOICE, (0, 1), sealed=True),
         Experiment("quick", "LeNet-300-100 by the recipe quick", _QUICK, (0, 1, 2)),
         Experiment("targets", "LeNet-300-100 within budgets of bytes", _TARGETS, (0,)),
+        Experiment("parts", "what goes beyond the paper, part by part, at two strengths", part_variants(), (0, 1)),
         Experiment("frontier", "accuracy against bytes: LeNets, and networks for CIFAR-10", _FRONTIER, (10,)),
     )
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bayeszip.errors import RecipeError
 from bayeszip.recipe import Recipe, recipe
 
-__all__ = ["Experiment", "Run", "Variant", "parse_seeds"]
+__all__ = ["Experiment", "Run", "Variant", "named", "parse_seeds"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Experiment:
     sealed: bool = False
 
     def runs(self, seeds: Sequence[int] | None = None, only: str = "", epochs_scale: float = 1.0) -> list[Run]:
-        """Its runs, or those whose name contains `only`; with these `seeds`, or those that are published.
+        """Its runs, or those that `named` picks; with these `seeds`, or those that are published.
 
         Raises:
             RecipeError: none does.
@@ -77,10 +77,19 @@ class Experiment:
             for variant in self.variants
             for seed in seeds or variant.seeds or self.seeds
         ]
-        chosen = [run for run in planned if only in run.name]
+        chosen = [run for run in planned if named(run.name, only)]
         if not chosen:
             raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
         return chosen
+
+
+def named(name: str, only: str) -> bool:
+    """Whether the name of a run contains `only`, or one of its parts between commas.
+
+    >>> [name for name in ("a-10", "a-11", "b-10") if named(name, "a-11,b")]
+    ['a-11', 'b-10']
+    """
+    return any(part in name for part in only.split(","))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
+from bayeszip.experiments.parts import ABLATED, PARTS
 from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
 from bayeszip.experiments.runs import Variant
@@ -181,6 +182,32 @@ def targets_table(records: Records) -> list[Grid]:
     return [Grid(head, tuple(rows))]
 
 
+def parts_table(records: Records) -> list[Grid]:
+    """For each network and strength, what each part alone and all together come to, over none of them."""
+    head = ("part", "seeds", "test accuracy, %", "validation, %", "bytes", "bytes over none", "seconds")
+    grids = []
+    for ablated in ABLATED:
+        for strength in ablated.strengths:
+            groups = {part: _group(records, f"{ablated.model}-tau1={strength:g}-{part}") for part in PARTS}
+            rows = []
+            for part, group in groups.items():
+                if group:
+                    accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
+                    seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
+                    over = _over(group, groups["none"])
+                    rows.append((PARTS[part][1], _seeds(group), *accuracies, _bytes(group), over, seconds))
+            if rows:
+                grids.append(Grid(head, tuple(rows), f"{NETWORKS[ablated.model].title}, τ₁ = {strength:g}"))
+    return grids
+
+
+def _over(group: Records, others: Records) -> str:
+    """How many more bytes, over the seeds that both have."""
+    base = {record["seed"]: record["bytes"] for record in others}
+    shares = [record["bytes"] / base[record["seed"]] - 1 for record in group if record["seed"] in base]
+    return f"{100 * statistics.mean(shares):+.1f} %" if shares and group is not others else "–"
+
+
 def frontier_table(records: Records) -> list[Grid]:
     """Each network's curves, smallest files first; headlines, which have several seeds, in bold."""
     head = ("τ₁", "seeds", "test accuracy, %", "validation, %", "whole file, bytes", "times smaller", "seconds")
@@ -226,6 +253,7 @@ TABLES: dict[str, Callable[[Records], list[Grid]]] = {
     "choice": choice_table,
     "quick": quick_table,
     "targets": targets_table,
+    "parts": parts_table,
     "frontier": frontier_table,
 }
 
@@ -256,6 +284,9 @@ def _seeds(group: Records) -> str:
 
 
 def _percent(group: Records, name: str) -> str:
+    """An accuracy; a dash where a run did not measure it, since it was sealed."""
+    if any(name not in record for record in group):
+        return "–"
     return with_interval([100 * record[name] for record in group], ".2f")
 
 

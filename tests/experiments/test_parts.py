@@ -1,0 +1,56 @@
+"""Parts beyond the paper: alone and together, at two strengths, on seeds that no curve has."""
+
+import pytest
+
+from bayeszip.experiments import EXPERIMENTS
+from bayeszip.experiments.curves import CURVES
+from bayeszip.experiments.parts import ABLATED, PARTS
+from bayeszip.experiments.tables import parts_table
+from bayeszip.recipe import recipe
+
+RUNS = {run.name: run for run in EXPERIMENTS["parts"].runs()}
+
+
+def on(settings):
+    """Which parts a recipe has switched on."""
+    return {
+        "snap": settings.quantization.rate > 0,
+        "seeding": settings.mixture.seeding == "even",
+    }
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_has_its_part_and_no_other(name):
+    part = RUNS[name].variant.name.rpartition("-")[2]
+    expected = {each: part in (each, "all") for each in PARTS if each not in ("none", "all")}
+    assert on(RUNS[name].recipe) == expected
+
+
+def test_they_are_run_on_seeds_that_no_curve_has_from_one_pretrained_network():
+    untouched = {seed for curve in CURVES for variant in curve.variants() for seed in variant.seeds}
+    assert not untouched & {run.seed for run in RUNS.values()}
+    for ablated in ABLATED:
+        own = [run for run in RUNS.values() if run.variant.model == ablated.model]
+        assert len(own) == len(PARTS) * 2 * len(ablated.seeds)
+        assert all(run.recipe.pretraining == own[0].recipe.pretraining for run in own)
+
+
+def test_what_recipes_have_on_can_be_switched_off():
+    settings = RUNS["lenet-5-tau1=1-all-0"].recipe
+    off = RUNS["lenet-5-tau1=1-none-0"].variant.settings.partition("all.tau1=1 ")[2].split()
+    assert any(on(settings).values())
+    assert not any(on(settings.override(*off)).values())
+    assert not any(on(recipe("vd+sws").override(*off)).values())
+
+
+def test_the_table_compares_seed_by_seed():
+    figures = {"accuracy": 0.98, "validation_accuracy": 0.97, "seconds": 3.0, "params": 1000, "model": "lenet-5"}
+    sizes = {("none", 0): 100, ("none", 1): 200, ("snap", 0): 90, ("snap", 1): 160, ("snap", 2): 1}
+    records = [
+        {"name": f"lenet-5-tau1=1-{part}-{seed}", "seed": seed, "bytes": size, **figures}
+        for (part, seed), size in sizes.items()
+    ]
+    (grid,) = parts_table(records)
+    assert grid.title == "LeNet-5, τ₁ = 1"
+    assert [row[0] for row in grid.rows] == ["none of them", "symbols by rate and distortion"]
+    assert [row[5] for row in grid.rows] == ["–", "-15.0 %"]
