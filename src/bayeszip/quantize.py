@@ -71,6 +71,9 @@ Precision = Literal["float16", "bfloat16", "float32"]
 #: How far rounding to a type moves a value, at most, relative to it.
 _ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9, "float32": 2.0**-24}
 
+#: How often weights choose among shared values that then move to them.
+_TURNS = 3
+
 #: What a bit is worth in squared error, in units of a squared step; found by trial, see `benchmarks/codec_steps.py`.
 PRICE_OF_A_BIT = 0.1
 
@@ -137,7 +140,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
     for name, unit in mixture.units.items():
         tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
-    return by_rate(tensors, posterior, settings.rate) if settings.rate else tensors
+    return by_rate(tensors, posterior, settings.rate, settings.codebook_bits) if settings.rate else tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -158,20 +161,40 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
 
 
 def by_rate(
-    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float, codebook_bits: int
 ) -> dict[str, QuantizedTensor]:
-    """The same values; of them each weight takes the one with the least (θ − v)² / 2σ² + strength · ln 2 · bits.
+    """Each weight by the shared value with the least (θ − v)² / 2σ² + strength · ln 2 · bits, and values that fit.
 
     The posterior says what a move costs: it is as wide as the loss is flat. The bits are what the coder asks where the
-    weight stands; zero is a value like any other.
+    weight stands; zero is a value like any other. Weights choose and values move to the mean of those that chose them,
+    in turns.
     """
     aims = {
         name: Aim(weight.theta.astype(np.float64), np.exp(-weight.log_sigma2.astype(np.float64)))
         for name, weight in posterior.weights.items()
     }
-    chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
-    symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
-    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
+    for _ in range(_TURNS):
+        chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
+        symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
+        values = round_codebook(_means_of_members(quantized, symbols, aims), codebook_bits)
+        quantized = _with_scales(_compact_codebook(symbols, values), quantized)
+    return dict(quantized)
+
+
+def _means_of_members(
+    quantized: Mapping[str, QuantizedTensor], symbols: Mapping[str, np.ndarray], aims: Mapping[str, Aim]
+) -> np.ndarray:
+    """The values nearest to the aims of the weights that have them; one that nobody has stays, and so does 0."""
+    codebook = _shared_codebook(quantized).astype(np.float64)
+    sums, mass = np.zeros((2, codebook.size))
+    for name, tensor in quantized.items():
+        precisions = np.broadcast_to(aims[name].precisions * np.square(tensor.row_scales()), tensor.shape).ravel()
+        flat = symbols[name].ravel()
+        sums += np.bincount(flat, precisions * _in_units(aims[name].means, tensor).ravel(), codebook.size)
+        mass += np.bincount(flat, precisions, codebook.size)
+    means = np.divide(sums, mass, out=codebook.copy(), where=mass > 0)
+    means[0] = 0.0
+    return means
 
 
 def share_anew(
