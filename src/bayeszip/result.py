@@ -1,5 +1,6 @@
 """A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
 
+import copy
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -252,6 +253,17 @@ class Form:
         except (graph.UnknownOperator, graph.UntraceableModel) as error:
             self._without_graph = str(error)
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether files say what the network computes."""
+        return self._graph is not None
+
+    def rounding(self, norm_error: float) -> "Form":
+        """The same form, norms rounded by another error."""
+        other = copy.copy(self)
+        other._coding = replace(self._coding, norm_error=norm_error)
+        return other
+
     @torch.no_grad()
     def take_from(self, network: nn.Module, but: Container[str]) -> bool:
         """Take the tensors of the same network in training, all `but` these; whether there were any."""
@@ -337,7 +349,7 @@ def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:
 
 @torch.no_grad()
 def write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> None:
-    """Each quantized weight's value into the parameter of its name."""
-    parameters = dict(network.named_parameters())
+    """Each quantized weight's value into the parameter, or the buffer, of its name."""
+    held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for name, tensor in quantized.items():
-        parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
+        held[name].copy_(torch.from_numpy(tensor.dequantize()))
