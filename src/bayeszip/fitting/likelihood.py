@@ -60,6 +60,8 @@ _KINDS: dict[Any, str] = {
     nn.L1Loss: "absolute",
 }
 
+#: Kinds that are log-likelihoods as they are.
+NATS = ("classes", "switches", "probabilities")
 #: Batches that noise is estimated from.
 BATCHES = 64
 #: A network that explains all but this share of its targets' variance is taken for exact.
@@ -143,7 +145,9 @@ class Likelihood:
 
     @torch.no_grad()
     def estimated(self, network: nn.Module, loader: Loader) -> "Likelihood":
-        """With the noise that `network` leaves on this data, as its unit."""
+        """With the noise that `network` leaves on this data, as its unit; what is in nats already has none."""
+        if self.kind in NATS:
+            return replace(self, weight=1.0, closeness=None)
         training, device = network.training, next(network.parameters()).device
         network.eval()
         totals = _Totals()
@@ -160,8 +164,7 @@ class Likelihood:
         if not math.isfinite(loss):
             # Whoever trains it will say what is wrong with it.
             return self
-        in_nats = self.kind in ("classes", "switches", "probabilities") or totals.classes
-        if in_nats or loss < 0:
+        if totals.classes or loss < 0:
             return replace(self, weight=1.0, closeness=None)
         floor = max(EXACT * totals.variance, LEAST)
         noise = max(totals.distance, floor)
