@@ -83,7 +83,7 @@ def preview(
     val_loader: Loader | None = None,
     recipe: str | Recipe = "vd+sws",
     device: str | torch.device = "auto",
-    loss: Loss = F.cross_entropy,
+    loss: str | Loss | Likelihood = F.cross_entropy,
     example_inputs: Sequence[Tensor] | None = None,
     pretrain: bool = False,
     include: Sequence[str] | None = None,

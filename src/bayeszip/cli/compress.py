@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from bayeszip.fitting import Judge, Watcher
+    from bayeszip.fitting import Judge, Likelihood, Metric, Watcher
     from bayeszip.fitting.batches import Loader
     from bayeszip.loaders import Loaders
     from bayeszip.progress import Watchers
@@ -144,30 +144,24 @@ def compress(
     from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_test, load_weights, named_loss, named_metric
+    from bayeszip.loaders import load_data, load_test, named_loss
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
     chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
     _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
-    if max_metric_drop is not None and metric is None:
-        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
-    if output is not None and not dry_run:
+    if not dry_run:
         _check_places(output, run)
-    elif not dry_run:
-        raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     checkpoints = (
         None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
     )
-    target = resolve_device(device)
-    network = models.build_seeded(model, seed)
-    if weights is not None:
-        load_weights(network, weights)
+    target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
+    network = _network(model, seed, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
     if output is None or dry_run:
-        _show_preview(network, loaders, chosen, target, pretrain, as_json)
+        _show_preview(network, loaders, chosen, judged_by, target, pretrain, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     test = load_test(data, device=target)
@@ -181,8 +175,8 @@ def compress(
             device=target,
             pretrain=pretrain,
             watcher=watcher,
-            loss=named_loss(loss or "cross-entropy"),
-            metric=None if metric is None else named_metric(metric),
+            loss=judged_by,
+            metric=_metric(metric, max_metric_drop),
             max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
             min_ratio=min_ratio,
             max_accuracy_drop=max_accuracy_drop,
@@ -195,6 +189,24 @@ def compress(
         )
     _deliver(result, test, output, run, as_json)
     leave()
+
+
+def _network(model: str, seed: int, weights: Path | None) -> "nn.Module":
+    from bayeszip import models
+    from bayeszip.loaders import load_weights
+
+    network = models.build_seeded(model, seed)
+    if weights is not None:
+        load_weights(network, weights)
+    return network
+
+
+def _metric(name: str | None, max_drop: float | None) -> "Metric | None":
+    from bayeszip.loaders import named_metric
+
+    if max_drop is not None and name is None:
+        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+    return None if name is None else named_metric(name)
 
 
 def _strengths(given: list[str] | None) -> dict[str, float] | None:
@@ -222,22 +234,36 @@ def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, 
 
 
 def _show_preview(
-    network: "nn.Module", loaders: "Loaders", recipe: "Recipe", device: "torch.device", pretrain: bool, as_json: bool
+    network: "nn.Module",
+    loaders: "Loaders",
+    recipe: "Recipe",
+    loss: "Likelihood",
+    device: "torch.device",
+    pretrain: bool,
+    as_json: bool,
 ) -> None:
     """What the command would do without --dry-run."""
     from bayeszip.previewing import preview
 
     found = preview(
-        network, loaders.train, val_loader=loaders.validation, recipe=recipe, device=device, pretrain=pretrain
+        network,
+        loaders.train,
+        val_loader=loaders.validation,
+        recipe=recipe,
+        loss=loss,
+        device=device,
+        pretrain=pretrain,
     )
     typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 
 
-def _check_places(output: Path, run: Path | None) -> None:
+def _check_places(output: Path | None, run: Path | None) -> None:
     """Before the training: what can't be written after it is refused now."""
     from bayeszip.files import check_writable, create_folder
     from bayeszip.fitting.launch import is_main_process
 
+    if output is None:
+        raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     if is_main_process():
         check_writable(output)
         if run is not None:
