@@ -5,7 +5,7 @@ import enum
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -146,12 +146,10 @@ def compress(
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_test, load_weights, named_loss, named_metric
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.targets import parse_bytes
 
     chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
     _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
-    if max_metric_drop is not None and metric is None:
-        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+    targets = _targets(metric, max_bytes, min_ratio, max_accuracy_drop, max_loss_increase, max_metric_drop)
     if output is not None and not dry_run:
         _check_places(output, run)
     elif not dry_run:
@@ -183,11 +181,7 @@ def compress(
             watcher=watcher,
             loss=named_loss(loss or "cross-entropy"),
             metric=None if metric is None else named_metric(metric),
-            max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
-            min_ratio=min_ratio,
-            max_accuracy_drop=max_accuracy_drop,
-            max_loss_increase=max_loss_increase,
-            max_metric_drop=max_metric_drop,
+            **targets,
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
@@ -195,6 +189,17 @@ def compress(
         )
     _deliver(result, test, output, run, as_json)
     leave()
+
+
+def _targets(metric: str | None, max_bytes: str | None, *figures: float | None) -> dict[str, Any]:
+    """What the file has to keep to, as `compress` takes it."""
+    from bayeszip.targets import parse_bytes
+
+    names = ("min_ratio", "max_accuracy_drop", "max_loss_increase", "max_metric_drop")
+    targets = dict(zip(names, figures, strict=True))
+    if targets["max_metric_drop"] is not None and metric is None:
+        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+    return {"max_bytes": None if max_bytes is None else parse_bytes(max_bytes), **targets}
 
 
 def _strengths(given: list[str] | None) -> dict[str, float] | None:
