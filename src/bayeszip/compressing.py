@@ -59,7 +59,7 @@ from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
-from bayeszip.recipe import Recipe
+from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
@@ -83,6 +83,7 @@ def compress(
     *,
     val_loader: Loader | None = None,
     recipe: str | Recipe = "vd+sws",
+    settings: Settings = (),
     seed: int = 0,
     device: str | torch.device = "auto",
     loss: str | Loss = F.cross_entropy,
@@ -113,6 +114,7 @@ def compress(
             iterated once an epoch.
         val_loader: for loss, accuracy and metric in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
+        settings: what to change in it: `{"all.tau1": 2, "coding.keep_indices": True}`, or `["all.tau1=2"]`.
         seed: of the noise and of anything else drawn here; a loader's shuffling is its own.
         device: `auto` takes a GPU if there is one.
         loss: mean over a batch, from outputs and targets; or by name: cross-entropy, mse, mae, bce. What is not a
@@ -153,29 +155,29 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    settings = named_recipe(recipe).scaled().selecting(include, exclude, strengths)
+    plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     hardware, chosen = resolve_device(device), Metric.of(metric)
-    _check_options(train_loader, val_loader, target, chosen, settings, pretrain)
+    _check_options(train_loader, val_loader, target, chosen, plan, pretrain)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
-    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
+    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
     data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment)
-    conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
+    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, engine)
     with (
         _seeded(seed, network),
-        _watching(watcher if engine.is_main else Watcher(), settings, pretrain) as watching,
-        _keeping(checkpoints, resume, conditions, _History(watching, settings, engine)) as keeper,
+        _watching(watcher if engine.is_main else Watcher(), plan, pretrain) as watching,
+        _keeping(checkpoints, resume, conditions, _History(watching, plan, engine)) as keeper,
     ):
         training = _Training(data, keeper, engine)
         if pretrain:
-            training.fit(network, settings.pretraining)
+            training.fit(network, plan.pretraining)
         before = training.judged(network)
-        path = _Path(network, examples, settings, training.in_nats(network), target, before)
+        path = _Path(network, examples, plan, training.in_nats(network), target, before)
         result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
-        recipe=settings,
+        recipe=plan,
         seed=seed,
         conversion=conversion,
         before=path.before,
@@ -186,7 +188,7 @@ def compress(
         strength=strength,
         augment=None if augment is None else name_of(augment),
         judge=judge,
-        reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in settings.phases]),
+        reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in plan.phases]),
     )
     result = dataclasses.replace(result, fit=history)
     result = dataclasses.replace(result, warnings=findings(result))

@@ -11,8 +11,7 @@ Components that coincide, or that no weight chose, disappear from the codebook. 
 takes the value that is worth them: `by_rate`.
 
 Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
-within an error that no weight may exceed, `stepped` to a grid; or all together, `at_error`, by the steps that make the
-smallest file at a given error of the whole.
+within an error that no weight may exceed, `stepped` to a grid.
 """
 
 import math
@@ -40,17 +39,22 @@ from bayeszip.tensors import (
 from bayeszip.variational import GaussianMixture
 
 __all__ = [
+    "PRICE_OF_A_BIT",
     "Precision",
     "Quantization",
-    "at_error",
+    "bits_of_multiples",
     "bounded",
     "by_rate",
+    "cheapest_multiples",
     "cluster",
     "fit_mixture",
+    "in_precision",
     "quantize",
     "round_codebook",
     "round_norms",
+    "round_vector",
     "share_anew",
+    "significant_bits",
     "stepped",
     "trim",
     "unpruned",
@@ -68,10 +72,16 @@ LOST_IN_A_SUM = 0.3
 #: Types that shared values may be rounded to; they are held in float32.
 Precision = Literal["float16", "bfloat16", "float32"]
 
-#: How far rounding to a type moves a value, at most, relative to it.
-_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-9, "float32": 2.0**-24}
+#: Multiples from 0 on for each one in use: beyond, their values are stored instead of a step.
+_MOST_ON_A_GRID = 4
 
-#: What a bit is worth in squared error, in units of a squared step; found by trial, see `benchmarks/codec_steps.py`.
+#: How often weights choose among shared values that then move to them.
+_TURNS = 3
+
+#: How far rounding to a type moves a value, at most, relative to it.
+_ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+
+#: What a bit is worth in squared error, in units of a squared step; at a high rate 2 ln 2 / 12, where steps are fine.
 PRICE_OF_A_BIT = 0.1
 
 
@@ -137,7 +147,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
     for name, unit in mixture.units.items():
         tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
-    return by_rate(tensors, posterior, settings.rate) if settings.rate else tensors
+    return by_rate(tensors, posterior, settings.rate, settings.codebook_bits) if settings.rate else tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -158,20 +168,40 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
 
 
 def by_rate(
-    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float, codebook_bits: int
 ) -> dict[str, QuantizedTensor]:
-    """The same values; of them each weight takes the one with the least (θ − v)² / 2σ² + strength · ln 2 · bits.
+    """Each weight by the shared value with the least (θ − v)² / 2σ² + strength · ln 2 · bits, and values that fit.
 
     The posterior says what a move costs: it is as wide as the loss is flat. The bits are what the coder asks where the
-    weight stands; zero is a value like any other.
+    weight stands; zero is a value like any other. Weights choose and values move to the mean of those that chose them,
+    in turns.
     """
     aims = {
         name: Aim(weight.theta.astype(np.float64), np.exp(-weight.log_sigma2.astype(np.float64)))
         for name, weight in posterior.weights.items()
     }
-    chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
-    symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
-    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
+    for _ in range(_TURNS):
+        chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
+        symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
+        values = round_codebook(_means_of_members(quantized, symbols, aims), codebook_bits)
+        quantized = _with_scales(_compact_codebook(symbols, values), quantized)
+    return dict(quantized)
+
+
+def _means_of_members(
+    quantized: Mapping[str, QuantizedTensor], symbols: Mapping[str, np.ndarray], aims: Mapping[str, Aim]
+) -> np.ndarray:
+    """The values nearest to the aims of the weights that have them; one that nobody has stays, and so does 0."""
+    codebook = _shared_codebook(quantized).astype(np.float64)
+    sums, mass = np.zeros((2, codebook.size))
+    for name, tensor in quantized.items():
+        precisions = np.broadcast_to(aims[name].precisions * np.square(tensor.row_scales()), tensor.shape).ravel()
+        flat = symbols[name].ravel()
+        sums += np.bincount(flat, precisions * _in_units(aims[name].means, tensor).ravel(), codebook.size)
+        mass += np.bincount(flat, precisions, codebook.size)
+    means = np.divide(sums, mass, out=codebook.copy(), where=mass > 0)
+    means[0] = 0.0
+    return means
 
 
 def share_anew(
@@ -246,7 +276,7 @@ def cluster(weights: np.ndarray, components: int, precision: Precision | None = 
     codebook = _with_zero(np.concatenate([[0.0], values.astype(np.float64)]), {"": symbols}, {"": weights})
     if precision is None:
         precision = "float16" if _is_lost_in_clustering("float16", codebook, symbols, weights) else "float32"
-    return _compact_codebook({"": symbols}, _in_precision(codebook, precision))[""]
+    return _compact_codebook({"": symbols}, in_precision(codebook, precision))[""]
 
 
 def _with_zero(values: np.ndarray, symbols: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -282,7 +312,7 @@ def _is_lost_in_clustering(
 ) -> bool:
     """Whether rounding the shared values adds next to nothing to the squared error."""
     by_clustering = float(np.square(codebook[symbols] - weights).sum())
-    moved = np.square(_in_precision(codebook, precision).astype(np.float64) - codebook)
+    moved = np.square(in_precision(codebook, precision).astype(np.float64) - codebook)
     by_rounding = float(np.bincount(symbols.ravel(), minlength=codebook.size) @ moved)
     return by_rounding <= LOST * by_clustering
 
@@ -322,14 +352,23 @@ def bounded(weights: np.ndarray, max_error: float, precision: Precision = "float
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     levels = np.rint(weights.astype(np.float64) / step)
     distinct, symbols = np.unique(levels, return_inverse=True)
-    codebook = _in_precision(distinct * step, precision)
     if distinct.size >= 2**16:
         raise ModelError(f"a bound of {max_error:g} needs {distinct.size:,} shared values, more than 65,535; raise it")
-    worst = float(np.abs(codebook[symbols].ravel() - weights.astype(np.float64).ravel()).max(initial=0.0))
-    if worst > max_error:
+    most = float(np.abs(distinct).max(initial=0.0))
+    if precision == "float32" and most <= _MOST_ON_A_GRID * distinct.size and step > np.finfo(np.float32).tiny:
+        # The step as float32 has it must not be the larger one.
+        tensor = stepped(weights, float(np.nextafter(np.float32(step), np.float32(0))), price=0)
+        if _farthest(tensor.dequantize(), weights) <= max_error:
+            return tensor
+    codebook = in_precision(distinct * step, precision)
+    if _farthest(codebook[symbols].reshape(weights.shape), weights) > max_error:
         raise ModelError(f"a bound of {max_error:g} is below the precision of {precision} for these weights; raise it")
     symbols = symbols.reshape(weights.shape) + 1
     return _compact_codebook({"": symbols}, np.concatenate([[np.float32(0)], codebook]))[""]
+
+
+def _farthest(values: np.ndarray, weights: np.ndarray) -> float:
+    return float(np.abs(values - weights.astype(np.float64)).max(initial=0.0))
 
 
 def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> QuantizedTensor:
@@ -352,7 +391,7 @@ def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> 
     chosen = nearest
     low, high = int(nearest.min(initial=0)), int(nearest.max(initial=0))
     for _ in range(2 if price else 0):
-        chosen = _cheapest(ratio, nearest, price, _bits_of_multiples(chosen, low, high))
+        chosen = cheapest_multiples(ratio, nearest, price, bits_of_multiples(chosen, low, high))
     symbols = np.where(chosen < 0, -2 * chosen - 1, 2 * chosen)
     return QuantizedTensor.on_grid(symbols, UniformGrid(step, max(int(symbols.max(initial=0)), 1) + 1))
 
@@ -383,6 +422,12 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
         elif name in deviations and _is_vector(tensor):
             rounded[name] = stepped(tensor.values, _SPREAD * error * (deviations[name] or 1.0))
     return replace(model, tensors=rounded)
+
+
+def round_vector(values: np.ndarray, error: float) -> QuantizedTensor | None:
+    """A vector on a logarithmic grid: each element moves by `error` of itself in the mean; None: no grid holds it."""
+    grid = _log_grid(values, error)
+    return None if grid is None else _on_log_grid(values, grid)
 
 
 def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:
@@ -424,7 +469,7 @@ def _on_log_grid(values: np.ndarray, grid: LogGrid) -> QuantizedTensor:
     return QuantizedTensor.on_grid(np.where(values == 0, 0, symbols), grid)
 
 
-def _bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray:
+def bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray:
     """What each multiple from `low` to `high` costs by its share, each counted once more than it is there.
 
     Multiple n is found at n; from the end, if it is negative.
@@ -433,7 +478,10 @@ def _bits_of_multiples(multiples: np.ndarray, low: int, high: int) -> np.ndarray
     return np.roll(np.log2(counts.sum() / counts), low)
 
 
-def _cheapest(ratio: np.ndarray, nearest: np.ndarray, price: float, bits: np.ndarray) -> np.ndarray:
+def cheapest_multiples(
+    ratio: np.ndarray, nearest: np.ndarray, price: float | np.ndarray, bits: np.ndarray
+) -> np.ndarray:
+    """Of the nearest multiple, the next one towards zero, and zero, that with the least squared error and bits."""
     chosen, least = nearest, np.square(ratio - nearest) + price * bits[nearest]
     for other in (nearest - np.sign(nearest), np.zeros_like(nearest)):
         cost = np.square(ratio - other) + price * bits[other]
@@ -441,49 +489,12 @@ def _cheapest(ratio: np.ndarray, nearest: np.ndarray, price: float, bits: np.nda
     return chosen
 
 
-def at_error(
-    weights: Mapping[str, np.ndarray], error: float, price: float = PRICE_OF_A_BIT
-) -> dict[str, QuantizedTensor]:
-    """All tensors on uniform grids, moved by `error` in all: root mean square of moves over that of the weights.
-
-    One step serves the whole network, or each tensor has one in proportion to its weights' size, whichever makes the
-    smaller file. The step is found by bisection, to a hundredth of the error.
-    """
-    square = sum(float(np.square(array.astype(np.float64)).sum()) for array in weights.values())
-    size = {name: float(np.sqrt(np.square(array.astype(np.float64)).mean())) for name, array in weights.items()}
-    if not 0 < square < np.inf or not 0 < error < 1:
-        raise ModelError(f"an error of {error:g} can't be aimed at: weights must be finite and not all zero")
-    tries = []
-    for units in (dict.fromkeys(weights, float(np.sqrt(square / sum(array.size for array in weights.values())))), size):
-        tries.append(_by_steps(weights, {name: unit or 1.0 for name, unit in units.items()}, error, square, price))
-    return min(tries, key=lambda tensors: codec.measure(CompressedModel(tensors)))
+def significant_bits(precision: Precision) -> int:
+    """How many binary digits a type holds."""
+    return -round(math.log2(_ROUNDING[precision]))
 
 
-def _by_steps(
-    weights: Mapping[str, np.ndarray], units: Mapping[str, float], error: float, square: float, price: float
-) -> dict[str, QuantizedTensor]:
-    """The tensors by steps of one multiple of their units, the largest found that keeps within the error."""
-
-    def moved(factor: float) -> tuple[float, dict[str, QuantizedTensor]]:
-        tensors = {name: stepped(array, factor * units[name], price) for name, array in weights.items()}
-        distance = sum(float(np.square(tensors[name].dequantize() - array).sum()) for name, array in weights.items())
-        return float(np.sqrt(distance / square)), tensors
-
-    low, high = 0.5 * error, 8.0 * error
-    found, best = moved(low)
-    for _ in range(12):
-        middle = float(np.sqrt(low * high))
-        reached, tensors = moved(middle)
-        if reached <= error:
-            low, best, found = middle, tensors, reached
-        else:
-            high = middle
-        if 0.99 * error <= found <= error:
-            break
-    return best
-
-
-def _in_precision(values: np.ndarray, precision: Precision) -> np.ndarray:
+def in_precision(values: np.ndarray, precision: Precision) -> np.ndarray:
     """The values as that type holds them, in float32."""
     if precision != "bfloat16":
         return round_codebook(values, 16 if precision == "float16" else 32)

@@ -9,9 +9,11 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bayeszip.errors import RecipeError
@@ -23,7 +25,10 @@ from bayeszip.variational.mixture import MixtureStart
 from bayeszip.variational.selection import Selection, Strength
 from bayeszip.variational.terms import KINDS, known_kind
 
-__all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
+__all__ = ["RECIPES", "Coding", "Recipe", "Settings", "recipe", "settings_help"]
+
+#: Changes to a recipe: fields and their values, or assignments as `--set` takes them.
+Settings = Mapping[str, object] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,12 @@ class Recipe:
         if strengths is not None:
             changes["strengths"] = tuple(Strength(pattern, factor) for pattern, factor in strengths.items())
         return dataclasses.replace(self, layers=dataclasses.replace(self.layers, **changes))
+
+    def having(self, settings: "Settings") -> "Recipe":
+        """A copy with settings changed: `{"all.tau1": 2}`, or what `override` takes, one or several."""
+        if isinstance(settings, Mapping):
+            return self.override(*(f"{path}={value}" for path, value in settings.items()))
+        return self.override(*([settings] if isinstance(settings, str) else settings))
 
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
@@ -399,3 +410,13 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(name="l2", batch_size=64, pretraining=(_L2,), quantization=Quantization(assignment="fit")),
     ]
 )
+
+
+class _NamedAsItsFunction(ModuleType):
+    """`bayeszip.recipe` is this module as soon as anything has imported it, and must still be the function."""
+
+    def __call__(self, name_or_path: str | Recipe) -> Recipe:
+        return recipe(name_or_path)
+
+
+sys.modules[__name__].__class__ = _NamedAsItsFunction

@@ -1,8 +1,9 @@
 """A compressed network, and the last stretch to it: a network and its symbols become the bytes of a file."""
 
+import copy
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +14,7 @@ from bayeszip import codec, graph
 from bayeszip.errors import ModelError, printable
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Figures, Judge, Metric
+from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
@@ -64,7 +66,7 @@ class Fit:
         return self.before.accuracy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
 
@@ -88,6 +90,13 @@ class Result:
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
     moved: float | None = None
+    #: The network with the same weights before anything was removed from it, if its graph is known.
+    whole: CompressedModel | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        kept = f"{self.compressed.original_parameters:,} parameters, {self.compressed.nonzero:,} not zero"
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"<Result: {self.bytes:,} bytes, {self.ratio:.1f} times smaller; {kept}{accuracy}>"
 
     @property
     def bytes(self) -> int:
@@ -147,6 +156,7 @@ class Result:
         if self.moved is not None:
             yield "weights moved by", f"{100 * self.moved:.2g} % of their size (root mean square)"
         yield from self._quality()
+        yield from self._costs()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
 
@@ -163,6 +173,18 @@ class Result:
         metric = self.fit.metric if self.fit is not None else None
         if metric is not None and before.metric is not None and after.metric is not None:
             yield f"validation {metric.name}", f"{before.metric:.4g} before, {after.metric:.4g} as decoded"
+
+    def _costs(self) -> Iterator[tuple[str, str]]:
+        """What a sample costs, before and after."""
+        if self.whole is None or (before := multiply_adds(self.whole)) is None:
+            return
+        yield "multiply-adds a sample", f"{before:,} before, {multiply_adds(self.compressed):,} as decoded"
+        times = latency(self.whole), latency(self.compressed)
+        if times[0] is not None and times[1] is not None:
+            yield (
+                "time a sample",
+                f"{1e3 * times[0]:.3g} ms before, {1e3 * times[1]:.3g} ms as decoded (CPU, one thread)",
+            )
 
     def _left(self) -> str:
         """What has no Gaussian weights, by kind: what became of it, and the bytes that it takes in the file."""
@@ -231,6 +253,17 @@ class Form:
         except (graph.UnknownOperator, graph.UntraceableModel) as error:
             self._without_graph = str(error)
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether files say what the network computes."""
+        return self._graph is not None
+
+    def rounding(self, norm_error: float) -> "Form":
+        """The same form, norms rounded by another error."""
+        other = copy.copy(self)
+        other._coding = replace(self._coding, norm_error=norm_error)
+        return other
+
     @torch.no_grad()
     def take_from(self, network: nn.Module, but: Container[str]) -> bool:
         """Take the tensors of the same network in training, all `but` these; whether there were any."""
@@ -266,7 +299,8 @@ class Form:
         small, deviations = self._small(large)
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
-        return coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        result = coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        return replace(result, whole=large if self._graph is not None else None)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)
@@ -315,7 +349,7 @@ def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:
 
 @torch.no_grad()
 def write_weights(network: nn.Module, quantized: Mapping[str, QuantizedTensor]) -> None:
-    """Each quantized weight's value into the parameter of its name."""
-    parameters = dict(network.named_parameters())
+    """Each quantized weight's value into the parameter, or the buffer, of its name."""
+    held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for name, tensor in quantized.items():
-        parameters[name].copy_(torch.from_numpy(tensor.dequantize()))
+        held[name].copy_(torch.from_numpy(tensor.dequantize()))

@@ -1,7 +1,7 @@
 """Tables in plain words: facts about a result, and where the bytes of a file are."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich import box
@@ -11,7 +11,7 @@ from rich.table import Table
 from bayeszip.codec import Description
 from bayeszip.errors import printable
 
-__all__ = ["as_text", "description_dict", "facts_table", "show_bytes", "tensors_table"]
+__all__ = ["as_text", "curve_table", "description_dict", "facts_table", "show_bytes", "tensors_table"]
 
 
 def show_bytes(count: int) -> str:
@@ -52,6 +52,19 @@ def tensors_table(description: Description) -> Table:
         )
     for name, count in description.parts.items():
         table.add_row(name, "", "", "", "", f"{count:,}", style="dim")
+    return table
+
+
+def curve_table(points: Iterable[Mapping[str, float | None]]) -> Table:
+    """A row for each quality that a network was packed at."""
+    points = list(points)
+    table = Table(box=box.SIMPLE_HEAD)
+    measured = any(point["accuracy"] is not None for point in points)
+    for name in ("quality", "bytes", "times smaller", "weights moved by", *(["accuracy"] if measured else [])):
+        table.add_column(name, justify="right")
+    for point in points:
+        cells = [f"{point['quality']:g}", f"{point['bytes']:,}", f"{point['ratio']:.1f}", f"{point['moved']:.1%}"]
+        table.add_row(*cells, *([f"{point['accuracy']:.2%}"] if measured else []))
     return table
 
 

@@ -202,7 +202,20 @@ class Header:
                 else:
                     (value,) = struct.unpack("<d", self.take(8))
                 attributes[attribute.name] = value
-        return operator.name, inputs, tensors, attributes
+        varied = mask >> 2 + len(operator.attributes) & 1
+        return (
+            operator.name,
+            inputs,
+            tensors,
+            attributes,
+            [self.varied() for _ in range(self.number() if varied else 0)],
+        )
+
+    def varied(self) -> tuple:
+        """(slot, (distance, dimension) pairs, factor, divisor, offset) of a number that follows sizes."""
+        slot, (count, scaled) = self.number(), divmod(self.number(), 2)
+        dims = [(self.number(), self.number()) for _ in range(count)]
+        return slot, dims, *((self.signed(), self.number(), self.signed()) if scaled else (1, 1, 0))
 
 
 class Csr:

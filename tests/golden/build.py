@@ -19,6 +19,7 @@ from bayeszip.tensors import (
     QuantizedTensor,
     RawTensor,
     UniformGrid,
+    Varying,
 )
 
 HERE = Path(__file__).parent
@@ -40,6 +41,8 @@ def digest(model: CompressedModel) -> str:
             sha.update(repr((tensor.grid, told)).encode() + tensor.dequantize().tobytes())
     graph = model.graph
     nodes = [(n.op, n.inputs, n.tensors, sorted(n.attributes.items())) for n in graph.nodes] if graph else None
+    if graph is not None and graph.varies:
+        sha.update(repr([node.varying for node in graph.nodes]).encode())
     sha.update(repr((nodes, (graph.inputs, graph.outputs) if graph else None, model.original_parameters)).encode())
     return sha.hexdigest()
 
@@ -87,7 +90,7 @@ def models() -> dict[str, CompressedModel]:
 
 
 def newer_models() -> dict[str, CompressedModel]:
-    """What version 1 can't hold: grids and scales."""
+    """What version 1 can't hold: grids, scales and sizes that vary."""
     gauss = np.random.default_rng(20261116)
     steps, wide = UniformGrid(0.03125, 15), UniformGrid(float(np.float32(0.001)), 700)
     ratios = LogGrid(0.125, float(np.float32(2**0.25)), 24)
@@ -100,6 +103,19 @@ def newer_models() -> dict[str, CompressedModel]:
         return QuantizedTensor.on_grid(symbols((count,), grid.size), grid)
 
     graph = Graph(1, (Node("linear", (0,), ("fc.weight", "fc.bias")), Node("relu", (1,))), (2,))
+    length, half = Varying("shape", 0), Varying("shape", 0, ((4, 1),), 1, 2, 0)
+    sequence = Graph(
+        1,
+        (
+            Node("input", (0,), (), {"shape": (6, 8)}, (length,)),
+            Node("arange", (1,), (), {"size": 6}, (Varying("size", 0, ((1, 1),)),)),
+            Node("embedding", (2,), ("position.weight",)),
+            Node("add", (1, 3)),
+            Node("reshape", (4,), (), {"shape": (3, 2, 8)}, (half,)),
+            Node("select", (5,), (), {"dim": 1, "index": 2}, (Varying("index", 0, ((5, 1),), offset=-1),)),
+        ),
+        (6,),
+    )
     return {
         "step": CompressedModel({"w": QuantizedTensor.on_grid(symbols((6, 5), 15, 0.7), steps)}),
         "ratio": CompressedModel({"w": QuantizedTensor.on_grid(symbols((4, 9), 24), ratios)}),
@@ -121,6 +137,7 @@ def newer_models() -> dict[str, CompressedModel]:
                 "plain.weight": QuantizedTensor(symbols((9, 6), 5, 0.3), CODEBOOK),
             }
         ),
+        "sizes": CompressedModel({"position.weight": QuantizedTensor(symbols((16, 8), 5), CODEBOOK)}, sequence),
     }
 
 

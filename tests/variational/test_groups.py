@@ -275,8 +275,9 @@ def test_units_die_and_the_loaded_network_is_smaller(tmp_path):
         network = nn.Sequential(nn.Linear(10, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
         batches = ResidentBatches(inputs, targets, 64, shuffle=True, seed=2)
         chosen = recipe("quick").override("epochs_scale=0.25", "all.tau1=0.3", *settings)
-        options = {"recipe": chosen, "device": "cpu", "watcher": Watcher(), "pretrain": True}
-        return bayeszip.compress(network, batches, val_loader=batches, **options)
+        return bayeszip.compress(
+            network, batches, val_loader=batches, recipe=chosen, device="cpu", watcher=Watcher(), pretrain=True
+        )
 
     def widths(result) -> list[int]:
         result.save(tmp_path / "net.bayz")

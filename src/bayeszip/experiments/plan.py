@@ -25,6 +25,8 @@ _FROM = {
 }
 #: Mostly by the dense network, whose outputs are softened more.
 _TAUGHT = "all.distillation=0.9 all.distillation_temperature=4 closing.distillation=0.9"
+#: Which these runs were trained with, when `all` did not reach the closing phase yet.
+_TAUGHT += " closing.distillation_temperature=2"
 #: Runs as names, settings and what stands for {} in both; several values of one run are joined by a slash.
 Family = tuple[str, str, str]
 

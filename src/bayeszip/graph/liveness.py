@@ -15,7 +15,8 @@ import numpy as np
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families import RULES
-from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, extent, unknown
+from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, dimension, extent, unknown
+from bayeszip.graph.free import varying_dims
 from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
@@ -38,7 +39,7 @@ def drop_dead_units(
     Network inputs and outputs keep their size; every layer keeps at least one unit. Where removal would not be exact
     the unit stays. A folded constant is computed in float64 and rounded once, to the float32 of the bias. Tensors
     that the graph never reads go too. A model without a graph, or whose graph doesn't state the shapes of its inputs,
-    comes back as it is.
+    comes back as it is. What is removed from a graph that runs at several sizes is dead at all of them.
 
     Args:
         multiple_of: round the surviving widths of linear layers and convolutions up to a multiple of this.
@@ -49,6 +50,8 @@ def drop_dead_units(
     if fold not in get_args(Fold):
         raise ModelError(f"fold must be one of {', '.join(get_args(Fold))}, not {fold!r}")
     if model.graph is None or not states_inputs(model.graph):
+        return model
+    if model.graph.varies and varying_dims(model) is None:
         return model
     kept = surviving(model)
     model = _without_unread_tensors(model)
@@ -101,6 +104,7 @@ class _Pass:
         self._new_biases = new_biases
         self._weights = {name: _dense(model.tensors[name]) for name in self._graph.tensor_names()}
         self._uses = [name for node in self._graph.nodes for name in node.tensors if name is not None]
+        self._varying = varying_dims(model) or [()] * (self._graph.inputs + len(self._graph.nodes))
         self._sites, self._pinned, self._coordinates = self._coupled(Atoms(packed=packed))
         self._fold: Fold = fold
 
@@ -147,6 +151,10 @@ class _Pass:
         ]
         for site in sites:
             RULES[site.node.op].couple(site, atoms)
+            if site.node.varying and "dim" in site.node.attributes:  # at another size it takes another part
+                atoms.pin(site.inputs[0].coordinates[dimension(site.node, "dim", len(site.inputs[0].shape))])
+        for value, dims in zip(values, self._varying, strict=True):
+            atoms.pin(*(value.coordinates[dim] for dim in dims))
         for value in (*range(self._graph.inputs), *self._graph.outputs):
             atoms.pin(*values[value].coordinates)
         atom, pinned = atoms.solve()
@@ -161,10 +169,26 @@ class _Pass:
             with np.errstate(all="ignore"):
                 constants = RULES[node.op].constants(site)
             constants = np.where(np.isfinite(constants), constants, np.nan)
+            constants = self._at_all_sizes(position, node, constants)
             site = replace(site, output=replace(site.output, constants=constants))
             values[self._graph.inputs + position] = site.output
             sites.append(site)
         return sites, pinned, {name: list(tensor.coordinates) for name, tensor in tensors.items()}
+
+    def _at_all_sizes(self, position: int, node: Node, constants: np.ndarray) -> np.ndarray:
+        """What is constant at the sizes that are stated, as far as it is at all others: there along whole dimensions.
+
+        The rules tell what is so at one size. They look at whole channels, not at single places; what depends on how
+        many places there are, or takes another part of a tensor at another size, is left out here.
+        """
+        if node.varying and not (node.op in _SHAPED or "pool" in node.op):
+            return np.full((1,) * constants.ndim, np.nan)
+        if node.op == "sum" and self._varying[node.inputs[0]]:
+            constants = np.where(constants == 0, constants, np.nan)
+        for dim in self._varying[self._graph.inputs + position]:
+            first = constants.take([0], axis=dim)
+            constants = np.where((constants == first).all(axis=dim, keepdims=True), first, np.nan)
+        return constants
 
     def _blank(self, shape: Shape, atoms: Atoms) -> Value:
         coordinates = tuple(atoms.new(extent(size)) for size in shape)
@@ -277,6 +301,9 @@ class _Pass:
 
 
 _WIDTHS = ("linear", "conv1d", "conv2d", "conv3d")
+
+#: Operators that make of what is constant all over the same, whatever the size they are given.
+_SHAPED = ("view", "reshape", "expand", "interpolate")
 
 
 def _rows(site: Site) -> np.ndarray:

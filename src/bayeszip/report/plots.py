@@ -1,5 +1,6 @@
 """The report's charts as PNG and SVG files, drawn by matplotlib from the same data as the page."""
 
+import contextlib
 import io
 import math
 import os
@@ -10,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from bayeszip.errors import ModelError, printable
+from bayeszip.errors import ModelError, OutputError, printable
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.report.charts import mixture_counts, moment_name, short_count
 from bayeszip.report.contents import Contents
 from bayeszip.snapshots import BINS, Snapshot
 
-__all__ = ["write_plots"]
+__all__ = ["write_curve", "write_plots"]
 
 BLUE, RED, GRAY, DARK = "#2b5f94", "#c2512f", "#c9c6bf", "#6b6f76"
 LINES = (BLUE, RED, "#5d8a4a", "#b98a1d")
@@ -50,23 +51,61 @@ def write_plots(contents: Contents, folder: str | os.PathLike[str]) -> list[Path
         ModelError: matplotlib is not installed.
         OutputError: a file can't be written.
     """
+    with _styled() as new_figure:
+        target = create_folder(folder)
+        paths = []
+        for name, size, draw in _plots(contents):
+            figure = new_figure(size)
+            draw(figure, contents)
+            for ending in ("png", "svg"):
+                paths.append(target / f"{name}.{ending}")
+                write_atomically(paths[-1], _drawn(figure, ending))
+    return paths
+
+
+def write_curve(
+    path: str | os.PathLike[str], sizes: Sequence[int], errors: Sequence[float], accuracies: Sequence[float] | None
+) -> None:
+    """Error, and accuracy where it was measured, against bytes; all errors and accuracies in percent.
+
+    Raises:
+        ModelError: matplotlib is not installed.
+        OutputError: the file can't be written, or is to be neither .png nor .svg.
+    """
+    ending = Path(path).suffix.removeprefix(".")
+    if ending not in ("png", "svg"):
+        raise OutputError(f"a plot is written to .png or .svg, not {str(path)!r}")
+    panels = [("weights moved by, %", errors, RED)]
+    panels += [("accuracy, %", accuracies, BLUE)] if accuracies is not None else []
+    with _styled() as new_figure:
+        figure = new_figure((7.5, 2.6 * len(panels)))
+        for axes, (label, values, color) in zip(
+            figure.subplots(len(panels), 1, sharex=True, squeeze=False).reshape(-1), panels, strict=True
+        ):
+            axes.plot(sizes, values, "o-", color=color, markersize=4)
+            axes.set_xscale("log")
+            axes.set_ylabel(label)
+            axes.set_xlabel("bytes")
+        write_atomically(path, _drawn(figure, ending))
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[Callable[[tuple[float, float]], Figure]]:
+    """What makes figures of a size in inches, in the report's style."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as NewFigure
     except ImportError as error:
         raise ModelError("plots need matplotlib: pip install 'bayeszip[plot]'") from error
-    target = create_folder(folder)
-    paths = []
+
+    def new_figure(size: tuple[float, float]) -> Figure:
+        figure = NewFigure(figsize=size, dpi=160)
+        FigureCanvasAgg(figure)
+        return figure
+
     with mpl.rc_context(STYLE):
-        for name, (width, height), draw in _plots(contents):
-            figure = NewFigure(figsize=(width, height), dpi=160)
-            FigureCanvasAgg(figure)
-            draw(figure, contents)
-            for ending in ("png", "svg"):
-                paths.append(target / f"{name}.{ending}")
-                write_atomically(paths[-1], _drawn(figure, ending))
-    return paths
+        yield new_figure
 
 
 def _drawn(figure: Figure, ending: str) -> bytes:

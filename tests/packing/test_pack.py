@@ -226,3 +226,102 @@ def test_the_report_says_how_far_weights_moved():
     assert f"{100 * moved:.2g} % of their size" in coarse.report()
     assert fine.moved < 0.1 * coarse.moved
     assert bayeszip.pack({"w": torch.zeros(3, 4)}).moved == 0
+
+
+def test_quality_is_kept_and_norms_move_with_the_weights(image, tmp_path):
+    results = [bayeszip.pack(network(), example_inputs=(image,), quality=quality) for quality in (99, 95, 80)]
+    for result, error in zip(results, (0.01, 0.05, 0.2), strict=True):
+        assert 0.9 * error < result.moved <= error
+    assert [result.bytes for result in results] == sorted((result.bytes for result in results), reverse=True)
+    assert not any("running" in name for name in results[0].compressed.tensors)
+    results[0].save(tmp_path / "net.bayz")
+    assert loading.verify(tmp_path / "net.bayz") is None
+    with torch.no_grad():
+        before, after = network()(image), bayeszip.load(tmp_path / "net.bayz")(image)
+    assert float((before - after).norm() / before.norm()) < 0.05
+
+
+@pytest.mark.parametrize("budget", [500, 900, 10_000])
+def test_a_budget_of_bytes_is_kept(image, budget):
+    result = bayeszip.pack(network(), example_inputs=(image,), max_bytes=budget)
+    assert result.bytes <= budget
+    assert result.bytes > 0.9 * budget or result.moved < 2e-3
+
+
+def test_a_budget_without_a_graph_counts_the_whole_file():
+    state = network().state_dict()
+    result = bayeszip.pack(state, max_bytes=900)
+    assert 800 < result.bytes <= 900
+    decoded = codec.decode(result.blob).tensors
+    assert decoded["1.num_batches_tracked"].dtype == "int64"
+    moved = np.abs(decoded["1.running_var"].dequantize() / state["1.running_var"].numpy() - 1)
+    assert 0 < moved.max() < 0.1
+
+
+def test_a_bound_holds_in_the_decoded_file(image):
+    state = network().state_dict()
+    decoded = codec.decode(bayeszip.pack(network(), max_error=0.02).blob).tensors
+    for name in ("0.weight", "4.weight", "4.bias", "1.running_var"):
+        original = state[name].double().numpy()
+        assert np.abs(decoded[name].dequantize() - original).max() <= 0.02 * np.abs(original).max()
+
+
+def test_two_knobs_are_refused():
+    with pytest.raises(RecipeError, match="quality and max_bytes contradict"):
+        bayeszip.pack(network(), quality=90, max_bytes=1000)
+
+
+def test_a_curve_falls(image):
+    points = bayeszip.packing.curve(network(), (98, 90, 70), example_inputs=(image,), accuracy=lambda net: 0.5)
+    assert [point.quality for point in points] == [98, 90, 70]
+    assert points[0].bytes > points[1].bytes > points[2].bytes
+    assert points[0].moved < points[1].moved < points[2].moved
+    assert {point.accuracy for point in points} == {0.5}
+
+
+def test_the_sweep_is_shown_and_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_file(network().state_dict(), "w.safetensors")
+    shown = run(monkeypatch, capsys, "pack", "w.safetensors", "--sweep", "--plot", "curve.svg")
+    assert "weights moved by" in shown
+    assert "accuracy" not in shown
+    assert (tmp_path / "curve.svg").read_bytes().startswith(b"<?xml")
+    points = json.loads(run(monkeypatch, capsys, "pack", "w.safetensors", "--sweep", "--json"))
+    assert points[0]["quality"] == 99.5
+    assert points[0]["bytes"] > points[-1]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quality", "95"], "name the file to write with -o"),
+        (["--sweep", "--quality", "95"], "--sweep shows several qualities"),
+        (["-o", "x.bayz", "--calibrate", "mnist"], "name it with --into"),
+        (["-o", "x.bayz", "--quality", "95", "--components", "3"], "contradict each other"),
+    ],
+)
+def test_misuse_of_the_command_is_told(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.randn(3, 4)}, "w.safetensors")
+    monkeypatch.setattr(sys, "argv", ["bayeszip", "pack", "w.safetensors", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_is_no_parameter_of_a_layer_stays_bit_for_bit():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(20, 30)
+            self.register_buffer("frequencies", torch.logspace(0, -4, 16))
+            self.register_buffer("table", torch.randn(8, 9))
+
+    net = Net()
+    state = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    for result in (bayeszip.pack(net, quality=90), bayeszip.pack(net, max_error=0.1)):
+        tensors = result.compressed.tensors
+        assert np.array_equal(tensors["frequencies"].values, state["frequencies"])
+        assert np.array_equal(tensors["table"].values, state["table"])
+        assert not np.array_equal(tensors["fc.weight"].dequantize(), state["fc.weight"])

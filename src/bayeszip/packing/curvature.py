@@ -1,0 +1,281 @@
+"""What inputs show of a network's layers: how much it matters where, and together with what, a weight moves.
+
+A layer computes y = W·x for the inputs x that it meets. If row r of W moves by Δ, its output moves by Δ·x, in the mean
+square by Δ·H·Δᵀ with H = E[x·xᵀ]; and what the network says moves by about g_r times that, g_r being the mean square
+of the derivatives of the network's outputs by y_r (Gauss and Newton's approximation, with the two factors taken for
+independent, as in K-FAC: Martens and Grosse 2015). A constant 1 beside x stands for the bias.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bayeszip.errors import DataError
+from bayeszip.fitting.batches import Inputs, called_with, rows_of, running
+from bayeszip.fitting.outputs import class_dim
+
+__all__ = ["Block", "Curvature", "curvatures"]
+
+#: Examples looked at, at most, and positions of an image, or of a sequence, of a batch.
+EXAMPLES, POSITIONS = 2048, 2**13
+#: Columns whose moments are taken together; wider matrices fall into parts.
+WIDEST = 1536
+#: Memory for moments, in bytes; layers that need more are looked at in turns.
+MEMORY = 2**28
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows and columns of a weight matrix, and the mean of x·xᵀ over the inputs that these columns meet.
+
+    `moments` has a row and a column more, for the constant 1, if `constant`.
+    """
+
+    rows: slice
+    columns: slice
+    constant: bool
+    moments: np.ndarray
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """How much moves of a layer's weights matter.
+
+    Args:
+        blocks: that cover the matrix of the weight's first dimension by all others.
+        outputs: g, for each row.
+        bias: name of the layer's bias.
+        mean: name of the running mean of the norm behind a layer without a bias; `means`: what it is.
+    """
+
+    blocks: Sequence[Block]
+    outputs: np.ndarray
+    bias: str | None
+    mean: str | None
+    means: np.ndarray
+
+
+def curvatures(network: nn.Module, batches: Iterable[Any]) -> dict[str, Curvature]:
+    """Of each linear and convolutional layer that meets inputs, by the name of its weight.
+
+    The network is run in eval mode.
+
+    Args:
+        batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
+
+    Raises:
+        DataError: there is no batch.
+    """
+    names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+    layers = [layer for layer in network.modules() if _is_known(layer) and id(layer.weight) in names]
+    found: dict[str, Curvature] = {}
+    for turn in _turns(layers):  # type: ignore[arg-type]
+        watches = [_Watch(layer) for layer in turn]
+        _run(network, batches, watches)
+        for watch in watches:
+            if watch.count and watch.examples:
+                found[names[id(watch.layer.weight)]] = watch.curvature(names)
+    return found
+
+
+def _is_known(layer: nn.Module) -> bool:
+    return type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def _turns(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
+    """The layers in groups whose moments fit into memory."""
+    turn: list[Layer] = []
+    taken = 0
+    for layer in layers:
+        size = sum(8 * (1 + width) ** 2 * groups for groups, width in _parts(layer))
+        if turn and taken + size > MEMORY:
+            yield turn
+            turn, taken = [], 0
+        turn.append(layer)
+        taken += size
+    if turn:
+        yield turn
+
+
+def _parts(layer: Layer) -> list[tuple[int, int]]:
+    """The layer's groups, and the width of each part of their columns."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    columns = layer.weight[0].numel()
+    count = -(-columns // WIDEST)
+    return [(groups, (part + 1) * columns // count - part * columns // count) for part in range(count)]
+
+
+@dataclass
+class _Watch:
+    """A layer that is watched while the network runs."""
+
+    layer: Layer
+    count: int = 0
+    examples: int = 0
+    norm: nn.Module | None = None
+    moments: list[Tensor] = field(default_factory=list)
+    squares: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        parts = _parts(self.layer)
+        for place, (groups, width) in enumerate(parts):
+            side = width + (place == len(parts) - 1)
+            self.moments.append(torch.zeros(groups, side, side, dtype=torch.float64))
+
+    def see(self, inputs: Tensor) -> None:
+        """Adds the moments of inputs; of a long sequence or a large image, those of evenly spaced positions."""
+        columns = _columns(self.layer, inputs)
+        every = -(-columns.shape[1] // POSITIONS)
+        columns = columns[:, ::every]
+        self.count += columns.shape[1]
+        start = 0
+        for place, moments in enumerate(self.moments):
+            last = place == len(self.moments) - 1
+            width = moments.shape[1] - last
+            part = columns[:, :, start : start + width]
+            if last:
+                part = F.pad(part, (0, 1), value=1.0)
+            moments += (part.transpose(1, 2) @ part).double()
+            start += width
+
+    def feel(self, gradient: Tensor) -> None:
+        """Adds the squares of derivatives by the layer's outputs."""
+        axis = -1 if isinstance(self.layer, nn.Linear) else 1
+        squares = gradient.detach().double().square().movedim(axis, 0).flatten(1).sum(1)
+        self.squares = squares if self.squares is None else self.squares + squares
+
+    def curvature(self, names: dict[int, str]) -> Curvature:
+        layer, blocks = self.layer, []
+        rows, start = len(layer.weight), 0
+        for place, moments in enumerate(self.moments):
+            last = place == len(self.moments) - 1
+            columns = slice(start, start + moments.shape[1] - last)
+            start = columns.stop
+            for group, each in enumerate(moments):
+                of_group = slice(group * rows // len(moments), (group + 1) * rows // len(moments))
+                blocks.append(Block(of_group, columns, last, (each / self.count).numpy()))
+        squares = torch.ones(rows) if self.squares is None else self.squares
+        bias = None if layer.bias is None else names.get(id(layer.bias))
+        mean = None if bias is not None else getattr(self.norm, "running_mean", None)
+        return Curvature(
+            blocks,
+            (squares / max(self.examples, 1)).double().numpy(),
+            bias,
+            None if mean is None else names.get(id(mean)),
+            np.zeros(rows) if mean is None else mean.double().numpy().copy(),
+        )
+
+
+def _columns(layer: Layer, inputs: Tensor) -> Tensor:
+    """What the columns of the weight are multiplied with: groups × positions × columns."""
+    inputs = inputs.detach().float()
+    if isinstance(layer, nn.Linear):
+        return inputs.reshape(1, -1, inputs.shape[-1])
+    if inputs.dim() == layer.weight.dim() - 1:
+        inputs = inputs[None]
+    flat = isinstance(layer, nn.Conv1d)
+    if layer.padding_mode == "zeros":
+        inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
+    else:
+        inputs = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+    inputs = inputs[:, :, None] if flat else inputs
+    one: tuple[int, ...] = (1,) if flat else ()
+    patches = F.unfold(
+        inputs, (*one, *layer.kernel_size), dilation=(*one, *layer.dilation), stride=(*one, *layer.stride)
+    )
+    n, width, places = patches.shape
+    patches = patches.view(n, layer.groups, width // layer.groups, places).permute(1, 0, 3, 2)
+    return patches.reshape(layer.groups, n * places, width // layer.groups)
+
+
+def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) -> None:
+    """Shows the network its inputs, the watches watching."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    network.eval().requires_grad_(True)
+    produced: dict[int, tuple[Tensor, _Watch]] = {}
+    handles = [watch.layer.register_forward_hook(_hook(watch, produced)) for watch in watches]
+    for layer in network.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+            handles.append(layer.register_forward_pre_hook(_norm_hook(produced)))
+    seen = 0
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for batch in batches:
+            inputs, targets = _parted(batch)
+            produced.clear()
+            with running("calibration"), torch.enable_grad():
+                outputs = called_with(network, inputs)
+                loss = _loss(outputs, targets, generator)
+                if loss is not None and loss.requires_grad:
+                    loss.backward()
+            network.zero_grad(set_to_none=True)
+            count = rows_of(inputs)
+            seen += count
+            for watch in watches:
+                watch.examples += count
+            if seen >= EXAMPLES:
+                break
+    finally:
+        network.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for handle in handles:
+            handle.remove()
+    if not seen:
+        raise DataError("the calibration data gave no batch; check the loader")
+
+
+def _hook(watch: _Watch, produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        watch.see(inputs[0])
+        produced[id(output)] = output, watch
+        if output.requires_grad:
+            output.register_hook(watch.feel)
+
+    return hook
+
+
+def _norm_hook(produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
+    def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if id(inputs[0]) in produced:
+            produced[id(inputs[0])][1].norm = norm
+
+    return hook
+
+
+def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
+    """The inputs of a batch, and its targets if it has any that could be classes."""
+    if isinstance(batch, Tensor):
+        return batch, None
+    parts = tuple(batch)
+    if len(parts) == 2 and not (isinstance(parts[0], Tensor) and parts[0].dim() == 0):
+        inputs, targets = parts
+        inputs = inputs if isinstance(inputs, Tensor) else tuple(inputs)
+        return inputs, targets if isinstance(targets, Tensor) else None
+    return parts[0] if len(parts) == 1 else parts, None
+
+
+def _loss(outputs: Any, targets: Tensor | None, generator: torch.Generator) -> Tensor | None:
+    """Whose derivatives have the mean squares sought: of classes drawn as the network says, or of plain outputs."""
+    dim = None if targets is None or targets.is_floating_point() else class_dim(outputs, targets)
+    if dim is not None:
+        logits = outputs.movedim(dim, -1).flatten(0, -2)
+        drawn = torch.multinomial(logits.detach().float().softmax(-1), 1, generator=generator)[:, 0]
+        return F.cross_entropy(logits, drawn, reduction="sum")
+    found = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
+    signs = [torch.randint(0, 2, each.shape, generator=generator).to(each) * 2 - 1 for each in found]
+    return torch.stack([(each * sign).sum() for each, sign in zip(found, signs, strict=True)]).sum() if found else None
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, tuple | list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

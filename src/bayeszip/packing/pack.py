@@ -1,0 +1,206 @@
+"""`pack()`: a network to a file, as it is."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayeszip import codec, graph
+from bayeszip.errors import ModelError, RecipeError, TargetError
+from bayeszip.fitting.batches import Loader
+from bayeszip.packing.contents import Contents, contents_of, is_matrix, is_statistic, precision_of
+from bayeszip.packing.curvature import curvatures
+from bayeszip.packing.knobs import Knob, Trial, at_error, within_bytes
+from bayeszip.packing.pushing import Pushing
+from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
+from bayeszip.quantize import cluster
+from bayeszip.recipe import Coding
+from bayeszip.result import Form, Result, coded, coder_of, write_weights
+from bayeszip.tensors import CompressedModel, QuantizedTensor
+from bayeszip.variational import check_materialized
+
+__all__ = ["pack"]
+
+#: Everything but what is quantized is kept bit for bit.
+AS_IT_IS = Coding(norms="keep")
+
+#: Factors and shifts of norms stand for rows of weights: they move by a part of what weights move by.
+NORMS = 0.1
+
+#: Shared values of a network whose error can't be told: all zero, or beyond what squares can hold.
+CLUSTERS = 64
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+def pack(
+    model: nn.Module | Mapping[str, Tensor],
+    *,
+    example_inputs: Sequence[Tensor] | Tensor | None = None,
+    quality: float | None = None,
+    max_bytes: int | None = None,
+    max_error: float | None = None,
+    components: int | None = None,
+    calibration: Loader | None = None,
+    coding: Coding | None = None,
+) -> Result:
+    """Quantize and code a network as it is, without training. One of four knobs says how far to go.
+
+    Weight matrices and kernels (floating-point tensors of two or more dimensions), frozen or not, take multiples of a
+    step: one for the whole network or one for each tensor, whichever makes the smaller file at equal error; tensors
+    that have few values keep them. Biases and what norms hold are rounded within the same error. Weights that are
+    computed from other tensors (weight norms, parametrizations, pruning masks) go in as computed.
+
+    Args:
+        model: a network, or the tensors of one by name; what `torch.compile` or data-parallel training wrapped around
+            it doesn't count.
+        example_inputs: with them the graph is traced, dead units go, and the file loads without the class.
+        quality: from 0 to 100, by default 98; at 95 weights move by 5 % of their size (root mean squares), or, with
+            `calibration`, what layers compute from these inputs does.
+        max_bytes: the best file of at most so many bytes.
+        max_error: how far a weight may move, as a share of its tensor's largest; elements of norms, of themselves.
+        components: cluster each matrix to so many shared values besides 0, and keep the rest bit for bit.
+        calibration: batches of inputs, or of (inputs, targets): weights are chosen by what they do to these, errors of
+            some made good by others. A few hundred examples suffice. With `quality` or `max_bytes`.
+        coding: how to code; by default norms are folded where the graph is known.
+
+    Raises:
+        RecipeError: a knob is out of range, or two contradict each other.
+        TargetError: `max_bytes` is out of reach.
+    """
+    knob = Knob(components, max_error, quality, max_bytes)
+    network, tensors = _tensors_of(model)
+    if calibration is not None and (network is None or components is not None or max_error is not None):
+        raise RecipeError("calibration needs a network, not its tensors alone, and quality or max_bytes")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    exactly = components is not None or max_error is not None
+    target = _Target(network, tensors, inputs, coding or (AS_IT_IS if exactly else None))
+    if components is not None:
+        return target.code(_clustered(tensors, components))
+    contents = contents_of(tensors, () if max_error is not None else target.norms())
+    if max_error is not None:
+        return target.code(Trial(within_bounds(contents, max_error), 0.0))
+    if not 0 < contents.size() < math.inf:
+        return target.code(_clustered(tensors, CLUSTERS))
+    if calibration is not None and network is not None:
+        found = curvatures(network, calibration)
+        return target.reach(knob, contents, [Pushing(contents, found)])
+    return target.reach(knob, contents, [one_step(contents), own_steps(contents)])
+
+
+def _tensors_of(model: nn.Module | Mapping[str, Tensor]) -> tuple[nn.Module | None, dict[str, Tensor]]:
+    """A plain copy of the network, if it is one, and the tensors by name."""
+    if isinstance(model, Mapping):
+        return None, graph.unwrapped_names(model)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"pack takes a network or tensors by name, not a {type(model).__name__}")
+    check_materialized(model)
+    network = graph.plain_copy(model)
+    statistics = {name: buffer for name, buffer in network.named_buffers() if is_statistic(name)}
+    held = dict(network.named_parameters()) | statistics
+    # Copies: the network takes quantized values, these stay.
+    return network, {name: tensor.detach().clone() for name, tensor in held.items()}
+
+
+def _clustered(tensors: Mapping[str, Tensor], components: int) -> Trial:
+    quantized = {}
+    for name, tensor in tensors.items():
+        if is_matrix(tensor):
+            quantized[name] = cluster(tensor.detach().float().cpu().numpy(), components, precision_of(tensor))
+    return Trial(quantized, 0.0)
+
+
+class _Target:
+    """Where quantized tensors go: the form of a file, with a network or without."""
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        tensors: Mapping[str, Tensor],
+        inputs: Sequence[Tensor] | None,
+        coding: Coding | None,
+    ) -> None:
+        self._network, self._tensors, self._coding = network, tensors, coding or Coding()
+        self._rounds_norms = coding is None
+        self._coder, self._options = coder_of(self._coding)
+        self._form = None if network is None else Form(network, inputs, self._coding)
+
+    def norms(self) -> set[str]:
+        """The tensors of norms that are rounded, or kept, when the graph is known and they are folded into others."""
+        if self._network is None or self._form is None or not (self._form.has_graph or self._coding.norms == "keep"):
+            return set()
+        return {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, layer in self._network.named_modules()
+            if isinstance(layer, _NORMS)
+            for name in (*layer._parameters, *layer._buffers)
+        }
+
+    def reach(self, knob: Knob, contents: Contents, quantizers: Sequence[Steps | Pushing]) -> Result:
+        """The smallest file at the quality asked for, or the best within the bytes."""
+        budget = knob.max_bytes
+        if budget is None:
+            trials = [by_clusters(at_error(quantizer, knob.error), contents) for quantizer in quantizers]
+            ranks: list[float] = [self.size(trial) for trial in trials]
+        else:
+            trials = [within_bytes(quantizer, self.size, budget) for quantizer in quantizers]
+            ranks = [trial.error for trial in trials]
+        place = int(np.argmin(ranks))
+        best, quantizer = trials[place], quantizers[place]
+        if isinstance(quantizer, Steps) and self._coder == codec.DEFAULT_CODER:
+            best = self._live(LiveSteps(quantizer, contents), best, knob, contents)
+        return self.code(best)
+
+    def _live(self, quantizer: LiveSteps, trial: Trial, knob: Knob, contents: Contents) -> Trial:
+        """The trial again, by the prices of the coder itself, if that is better."""
+        budget = knob.max_bytes
+        if budget is None:
+            other = by_clusters(at_error(quantizer, knob.error, trial.factor), contents)
+            return min(trial, other, key=self.size)
+        try:
+            return min(trial, within_bytes(quantizer, self.size, budget, trial.factor), key=lambda each: each.error)
+        except TargetError:
+            return trial
+
+    def size(self, trial: Trial) -> int:
+        """How many bytes the file has."""
+        if self._form is None:
+            return codec.measure(self._alone(trial), self._coder, **self._options)
+        self._write(trial)
+        return self._formed(self._form, trial).size(trial.tensors)
+
+    def code(self, trial: Trial) -> Result:
+        """The file; how far it moved the matrices is told by what it holds."""
+        moved = self._moved(trial.tensors)
+        if self._form is None:
+            result = coded(self._alone(trial), self._coding, None)
+        else:
+            self._write(trial)
+            result = self._formed(self._form, trial).code(trial.tensors)
+        return dataclasses.replace(result, moved=moved)
+
+    def _formed(self, form: Form, trial: Trial) -> Form:
+        """The form whose norms move by as much as they should, unless the caller has said how much that is."""
+        return form.rounding(min(NORMS * trial.error, 0.5)) if self._rounds_norms else form
+
+    def _alone(self, trial: Trial) -> CompressedModel:
+        return CompressedModel(
+            {name: trial.tensors.get(name) or graph.to_raw(tensor, name) for name, tensor in self._tensors.items()}
+        )
+
+    @torch.no_grad()
+    def _write(self, trial: Trial) -> None:
+        if self._network is None:
+            return
+        write_weights(self._network, trial.tensors)
+        buffers = dict(self._network.named_buffers())
+        for name, values in trial.buffers.items():
+            buffers[name].copy_(torch.from_numpy(values))
+
+    def _moved(self, quantized: Mapping[str, QuantizedTensor]) -> float:
+        values = {name: tensor.dequantize() for name, tensor in quantized.items()}
+        packed = {name: tensor for name, tensor in self._tensors.items() if name in values}
+        return contents_of(packed).moved(values)

@@ -1,0 +1,247 @@
+"""Weights chosen by what they do to inputs: column by column, the error of each made good by those behind it.
+
+As in GPTQ (Frantar et al. 2023), with bits counted in the choice as in CERWU (Conzelmann and Bamler 2025): for a row w,
+H = E[x·xᵀ] and H⁻¹ = UᵀU, a weight takes the value v that minimizes
+
+    g · ((w_j − v) / U_jj)² + λ · bits(v),
+
+and then w_k moves by −(w_j − v) · U_jk / U_jj for all k > j, which is best for those still free. λ is one number for
+the whole network; a tensor's step follows from it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bayeszip.packing.contents import Contents
+from bayeszip.packing.curvature import Curvature
+from bayeszip.packing.knobs import Trial
+from bayeszip.packing.steps import own_steps, round_bias
+from bayeszip.quantize import bits_of_multiples, cheapest_multiples
+from bayeszip.tensors import QuantizedTensor, UniformGrid
+
+__all__ = ["Pushing"]
+
+#: What is added to the diagonal of H, as a share of itself and of its mean: few inputs don't show all.
+DAMPING, LEAST_DAMPING = 0.01, 3e-4
+#: Rows matter as their derivatives say, but none less than this share of the mean.
+LEAST_ROW = 0.1
+#: Columns chosen before the others hear of their errors.
+TOGETHER = 64
+#: A step may be so much finer or coarser than is best for fine steps; what is tried of it.
+TUNING = (0.8, 1.25)
+#: Rounds of choosing symbols, each by the shares of those before.
+ROUNDS = 2
+#: A bias has a step as its curvature says, and a part of it: there are few.
+_OF_A_BIAS = 0.5
+_MOST_MULTIPLES = 2**14
+_LEAST_STEP = 1e-30
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block of a layer's matrix: U, and the conditional curvature 1 / U_jj² of each column."""
+
+    rows: slice
+    columns: slice
+    constant: bool
+    moments: np.ndarray
+    upper: np.ndarray
+
+    @property
+    def diagonal(self) -> np.ndarray:
+        return 1 / np.square(np.diagonal(self.upper)[: self.columns.stop - self.columns.start])
+
+
+class _Layer:
+    """A weight, with its bias or the mean of the norm behind it as one column more."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, curvature: Curvature) -> None:
+        self.shape = weight.shape
+        self.matrix = weight.reshape(len(weight), -1).astype(np.float64)
+        self.bias = bias.astype(np.float64)
+        self.outputs = np.maximum(curvature.outputs, LEAST_ROW * curvature.outputs.mean())
+        self.parts = [_Part(b.rows, b.columns, b.constant, b.moments, _upper(b.moments)) for b in curvature.blocks]
+        self.tuned = 1.0
+
+    def size(self) -> float:
+        """The mean square of what the layer computes, less its mean, by how much it matters."""
+        total = 0.0
+        for part in self.parts:
+            width = part.columns.stop - part.columns.start
+            moments = part.moments[:width, :width]
+            if part.constant:
+                moments = moments - np.outer(part.moments[width, :width], part.moments[width, :width])
+            total += _weighted(self.matrix[part.rows, part.columns], moments, self.outputs[part.rows])
+        return total
+
+    def error(self, chosen: np.ndarray, bias: np.ndarray) -> float:
+        """What the moves of its weights come to, in the same measure."""
+        total = 0.0
+        for part in self.parts:
+            moves = chosen[part.rows, part.columns] - self.matrix[part.rows, part.columns]
+            if part.constant:
+                moves = np.column_stack([moves, bias[part.rows] - self.bias[part.rows]])
+            total += _weighted(moves, part.moments[: moves.shape[1], : moves.shape[1]], self.outputs[part.rows])
+        return total
+
+    def step(self, worth: float) -> float:
+        """The best step where steps are fine: g · step² / 12 costs as much as the bits it saves, on average."""
+        curvature = np.concatenate([
+            np.outer(self.outputs[part.rows], part.diagonal).ravel() for part in self.parts
+        ])  # fmt: skip
+        return math.sqrt(6 * worth / (math.log(2) * float(curvature.mean())))
+
+    def best(self, worth: float) -> "_Chosen":
+        """The choice with the least cost, by steps near the one that was best before."""
+        best = self._choose(self.tuned, worth)
+        for change in TUNING:
+            while (other := self._choose(self.tuned * change, worth)).cost < best.cost:
+                best, self.tuned = other, self.tuned * change
+        return best
+
+    def _choose(self, tuned: float, worth: float) -> "_Chosen":
+        step = float(np.float32(tuned * self.step(worth)))
+        step = max(step, float(np.abs(self.matrix).max(initial=0.0)) / _MOST_MULTIPLES, _LEAST_STEP)
+        step = float(np.float32(step))
+        multiples = np.rint(self.matrix / step)
+        for _ in range(ROUNDS):
+            limits = _range(multiples)
+            bits = bits_of_multiples(multiples.astype(np.int64), *limits)
+            multiples, bias = self._pushed(step, worth, bits, limits)
+        error = self.error(multiples * step, bias)
+        shares = bits_of_multiples(multiples.astype(np.int64), *limits)
+        paid = float(shares[multiples.astype(np.int64)].sum())
+        return _Chosen(step, multiples, bias, error, error + worth * paid)
+
+    def _pushed(
+        self, step: float, worth: float, bits: np.ndarray, limits: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        multiples, bias = np.zeros_like(self.matrix), self.bias.copy()
+        for part in self.parts:
+            weights = self.matrix[part.rows, part.columns] / step
+            if part.constant:
+                weights = np.column_stack([weights, self.bias[part.rows] / step])
+            width = part.columns.stop - part.columns.start
+            price = worth / (self.outputs[part.rows] * step**2)
+            chosen = _walk(weights, part.upper, width, price, bits, limits)
+            multiples[part.rows, part.columns] = chosen
+            if part.constant:
+                bias[part.rows] = weights[:, width] * step
+        return multiples, bias
+
+
+def _weighted(rows: np.ndarray, moments: np.ndarray, outputs: np.ndarray) -> float:
+    """The sum over rows r of g · r · moments · rᵀ."""
+    return float(outputs @ np.einsum("rc,rc->r", rows @ moments, rows))
+
+
+def _range(multiples: np.ndarray) -> tuple[int, int]:
+    return int(multiples.min(initial=0)) - 2, int(multiples.max(initial=0)) + 2
+
+
+def _walk(
+    weights: np.ndarray, upper: np.ndarray, width: int, price: np.ndarray, bits: np.ndarray, limits: tuple[int, int]
+) -> np.ndarray:
+    """Chooses multiples for the first `width` columns; leaves in `weights` what the others have been moved to."""
+    chosen = np.zeros((len(weights), width))
+    for start in range(0, width, TOGETHER):
+        stop = min(start + TOGETHER, width)
+        errors = np.zeros((len(weights), stop - start))
+        for column in range(start, stop):
+            own = upper[column, column]
+            ratio = weights[:, column]
+            nearest = np.clip(np.rint(ratio), *limits).astype(np.int64)
+            picked = cheapest_multiples(ratio, nearest, price * own**2, bits)
+            chosen[:, column] = picked
+            errors[:, column - start] = (ratio - picked) / own
+            weights[:, column + 1 : stop] -= np.outer(errors[:, column - start], upper[column, column + 1 : stop])
+        weights[:, stop:] -= errors @ upper[start:stop, stop:]
+    return chosen
+
+
+def _upper(moments: np.ndarray) -> np.ndarray:
+    """U with UᵀU = (H + damping)⁻¹, upper triangular."""
+    mean = float(np.trace(moments)) / len(moments) or 1.0
+    damped = moments + np.diag(DAMPING * np.diagonal(moments) + LEAST_DAMPING * mean)
+    inverse = np.linalg.inv(damped)
+    return np.linalg.cholesky(0.5 * (inverse + inverse.T)).T
+
+
+class Pushing:
+    """A network quantized by what its layers compute; tensors without a curvature, by their own moves."""
+
+    def __init__(self, contents: Contents, curvatures: Mapping[str, Curvature]) -> None:
+        self._contents = contents
+        self._curvatures = {
+            name: each
+            for name, each in curvatures.items()
+            if name in contents.matrices and name not in contents.precisions
+        }
+        self._layers: dict[str, _Layer] = {}
+        for name, curvature in self._curvatures.items():
+            weight = contents.matrices[name]
+            bias = contents.biases.get(curvature.bias or "", np.zeros(len(weight)))
+            self._layers[name] = _Layer(weight, bias, curvature)
+        self._sizes = {name: layer.size() or 1.0 for name, layer in self._layers.items()}
+
+    def at(self, factor: float) -> Trial:
+        """Steps that move what layers compute by about `factor` of its size."""
+        shares = [layer.matrix.size / self._sizes[name] for name, layer in self._layers.items()]
+        worth = 2 * math.log(2) * factor**2 / (sum(shares) / len(shares)) if shares else 0.0
+        tensors: dict[str, QuantizedTensor] = {}
+        buffers: dict[str, np.ndarray] = {}
+        error = 0.0
+        for name, layer in self._layers.items():
+            chosen = layer.best(worth)
+            tensors[name] = chosen.tensor(layer.shape)
+            error += chosen.error / self._sizes[name]
+            self._pass_on(name, layer, chosen, worth, tensors, buffers)
+        rest, rest_error = self._others(factor)
+        return Trial(tensors | rest, math.sqrt(error / max(len(shares), 1) + rest_error**2), factor, buffers)
+
+    def _pass_on(
+        self,
+        name: str,
+        layer: _Layer,
+        chosen: "_Chosen",
+        worth: float,
+        tensors: dict[str, QuantizedTensor],
+        buffers: dict[str, np.ndarray],
+    ) -> None:
+        """What has been pushed on to the bias, or to the mean of the norm behind the layer."""
+        curvature = self._curvatures[name]
+        if curvature.bias in self._contents.biases:
+            step = _OF_A_BIAS * math.sqrt(12 * worth / (2 * math.log(2) * float(layer.outputs.mean())))
+            tensors[str(curvature.bias)] = round_bias(chosen.bias.astype(np.float32), step)
+        elif curvature.mean is not None:
+            buffers[curvature.mean] = (curvature.means - chosen.bias).astype(np.float32)
+
+    def _others(self, factor: float) -> tuple[dict[str, QuantizedTensor], float]:
+        """Matrices, biases and vectors that no curvature is known of: moved by a share of their own."""
+        held, known = self._contents, self._layers
+        left = replace(
+            held,
+            matrices={name: array for name, array in held.matrices.items() if name not in known},
+            biases={name: array for name, array in held.biases.items() if held.matrix_of[name] not in known},
+        )
+        trial = own_steps(left).at(factor)
+        return dict(trial.tensors), trial.error if left.matrices else 0.0
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Multiples of a step for a layer's weights, its bias, and what they cost: error, and with the bits of it all."""
+
+    step: float
+    multiples: np.ndarray
+    bias: np.ndarray
+    error: float
+    cost: float
+
+    def tensor(self, shape: tuple[int, ...]) -> QuantizedTensor:
+        multiples = self.multiples.reshape(shape).astype(np.int64)
+        symbols = np.where(multiples < 0, -2 * multiples - 1, 2 * multiples)
+        return QuantizedTensor.on_grid(symbols, UniformGrid(self.step, max(int(symbols.max(initial=0)), 1) + 1))

@@ -1,0 +1,102 @@
+"""What inputs show of layers."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bayeszip.errors import DataError
+from bayeszip.packing import curvature
+from bayeszip.packing.curvature import curvatures
+
+
+def batches(*shape: int, count: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(6, *shape, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(5, 3), (5,)),
+        (nn.Linear(5, 3), (4, 5)),
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1), (4, 7, 6)),
+        (nn.Conv2d(4, 6, (3, 1), dilation=2, padding="same", padding_mode="circular", groups=2), (4, 7, 6)),
+        (nn.Conv1d(4, 8, 3, groups=4), (4, 9)),
+    ],
+)
+def test_moments_tell_what_moves_of_weights_do_to_outputs(layer, shape):
+    """Δ·H·Δᵀ is the mean square of what a row's output moves by: for any Δ, of the bias too."""
+    inputs = batches(*shape)
+    found = curvatures(nn.Sequential(layer), inputs)["0.weight"]
+    moves = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(1))
+    shift = torch.randn(len(moves), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        before = layer(torch.cat(inputs))
+        layer.weight += moves
+        layer.bias += shift
+        axis = -1 if isinstance(layer, nn.Linear) else 1
+        change = (layer(torch.cat(inputs)) - before).movedim(axis, 0).flatten(1).square().mean(1)
+    rows = np.column_stack([moves.flatten(1).numpy(), shift.numpy()]).astype(np.float64)
+    told = np.concatenate([np.einsum("rc,cd,rd->r", rows[b.rows], b.moments, rows[b.rows]) for b in found.blocks])
+    np.testing.assert_allclose(told, change.numpy(), rtol=1e-4)
+
+
+def test_wide_matrices_fall_into_parts_and_layers_take_turns(monkeypatch):
+    net = nn.Sequential(nn.Linear(10, 7), nn.ReLU(), nn.Linear(7, 3))
+    whole = curvatures(net, batches(10))
+    monkeypatch.setattr(curvature, "WIDEST", 4)
+    monkeypatch.setattr(curvature, "MEMORY", 100)
+    parted = curvatures(net, batches(10))
+    assert list(parted) == list(whole) == ["0.weight", "2.weight"]
+    blocks = parted["0.weight"].blocks
+    assert [block.columns.stop for block in blocks] == [3, 6, 10]
+    assert [block.constant for block in blocks] == [False, False, True]
+    full = whole["0.weight"].blocks[0].moments
+    np.testing.assert_allclose(blocks[1].moments, full[3:6, 3:6])
+    np.testing.assert_allclose(blocks[2].moments, full[6:, 6:])
+    np.testing.assert_allclose(parted["2.weight"].outputs, whole["2.weight"].outputs)
+
+
+def test_outputs_matter_as_their_derivatives_say():
+    net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[3.0, 0.5]]))
+    found = curvatures(net, batches(4))
+    np.testing.assert_allclose(found["0.weight"].outputs, [9.0, 0.25])
+    np.testing.assert_allclose(found["1.weight"].outputs, [1.0])
+
+
+def test_of_classes_the_fisher_information_is_taken():
+    """With two equally likely classes the derivative by a logit is ± ½."""
+    net = nn.Sequential(nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.zero_()
+    found = curvatures(net, [(batch, torch.zeros(6, dtype=torch.long)) for batch in batches(4)])
+    np.testing.assert_allclose(found["0.weight"].outputs, [0.25, 0.25])
+
+
+def test_the_norm_behind_a_layer_is_found_and_what_meets_no_input_is_not():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 3, 3, bias=False)
+            self.norm = nn.BatchNorm2d(3)
+            self.unused = nn.Linear(2, 2)
+
+        def forward(self, images):
+            return F.relu(self.norm(self.conv(images)))
+
+    net = Net().eval()
+    net.norm.running_mean += torch.tensor([1.0, 2.0, 3.0])
+    found = curvatures(net, batches(1, 5, 5))
+    assert list(found) == ["conv.weight"]
+    assert (found["conv.weight"].bias, found["conv.weight"].mean) == (None, "norm.running_mean")
+    np.testing.assert_allclose(found["conv.weight"].means, [1, 2, 3])
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(DataError, match="no batch"):
+        curvatures(nn.Sequential(nn.Linear(2, 2)), [])
