@@ -109,10 +109,11 @@ def compressed(folder):
 
 
 def test_compress_writes_what_evaluate_measures_in_a_new_process(folder, compressed):
-    done = command(folder, "evaluate", "net.bayz", "--data", "idx:images", "--json")
+    done = command(folder, "evaluate", "net.bayz", "--data", "idx:images", "--loss", "cross-entropy", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures == compressed
+    # A file doesn't know how its training went.
+    assert figures == {name: value for name, value in compressed.items() if name != "warnings"}
     assert figures["accuracy"] > 0.9
     assert figures["bytes"] == (folder / "net.bayz").stat().st_size
     assert figures["params"] == 64 * 12 + 12 + 12 * 2 + 2
