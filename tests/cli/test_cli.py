@@ -246,8 +246,9 @@ def test_ctrl_c_in_the_middle_stops_cleanly(folder, tmp_path):
     assert "phase l2" in process.stderr.readline()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    _, errors = process.communicate(timeout=60)
+    # A shell shows 130 for both: Python ends by the signal itself where it came amid code that was made as text.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "interrupted; nothing was written" in errors
     assert "Traceback" not in errors
     assert output.read_bytes() == b"old"
