@@ -1,14 +1,15 @@
 """Sizes and speed of the codec beside its peers, in one run; writes benchmarks/codec.json and benchmarks/CODEC.md.
 
-    python benchmarks/codec_table.py [--peer /tmp/nncodec/bin/python] [--only sizes|speed|start|scale]
+    python benchmarks/codec_table.py [--peer /tmp/nncodec/bin/python] [--only sizes|speed|threads|start|scale]
 
 The peer is NNCodec 2.1.3 in a virtual environment of its own; see codec_peer.py for how to make it. Without it, its
-columns stay empty. Times are processor seconds of one thread, the best of three.
+columns stay empty. Times are processor seconds of one thread, the best of three; those of threads are by the clock.
 """
 
 import argparse
 import json
 import lzma
+import math
 import os
 import platform
 import subprocess
@@ -204,6 +205,27 @@ def speed(python: str | None) -> list[dict]:
     return table
 
 
+def threads() -> list[dict]:
+    """The same large network by one thread and by two: seconds by the clock, the best of three by turns."""
+    model = halves(0.02)
+    thorough = 1  # streams, and every tensor as usual: the case that has most to do
+    table = []
+    for name, ways in (("as by default", None), ("all by the thorough model", thorough)):
+        best = {count: [math.inf, math.inf] for count in (1, 2)}
+        for _ in range(3):
+            for count, figures in best.items():
+                os.environ["BAYESZIP_THREADS"] = str(count)
+                begin = time.perf_counter()
+                blob = encode(model, ways=ways)
+                middle = time.perf_counter()
+                decode(blob)
+                figures[:] = np.minimum(figures, [middle - begin, time.perf_counter() - middle]).tolist()
+        os.environ["BAYESZIP_THREADS"] = "1"
+        rates = {str(count): [model.parameters / 1e6 / seconds for seconds in best[count]] for count in best}
+        table.append({"case": name, "bytes": len(blob), "rates": rates})
+    return table
+
+
 _START = """
 import time, sys
 t0 = time.perf_counter()
@@ -284,7 +306,8 @@ def page(results: dict) -> str:
     """All figures as one page."""
     lines = ["# The codec in figures", "", "Written by `python benchmarks/codec_table.py`; don't edit.", ""]
     lines += [f"Machine: {results['machine']}.", ""]
-    for name, section in (("sizes", _sizes), ("speed", _speed), ("start", _start), ("scale", _scale)):
+    sections = {"sizes": _sizes, "speed": _speed, "threads": _threads, "start": _start, "scale": _scale}
+    for name, section in sections.items():
         if name in results:
             lines += [*section(results[name]), ""]
     return "\n".join(lines)
@@ -342,6 +365,29 @@ def _speed(rows: list[dict]) -> list[str]:
     ]
 
 
+def _threads(rows: list[dict]) -> list[str]:
+    head = [
+        "20 tensors of 500k, 2 % weights",
+        "bytes",
+        "encode, 1 thread",
+        "2 threads",
+        "decode, 1 thread",
+        "2 threads",
+    ]
+    cells = [
+        [row["case"], f"{row['bytes']:,}"]
+        + [f"{row['rates'][count][place]:.1f}" for place in (0, 1) for count in ("1", "2")]
+        for row in rows
+    ]
+    return [
+        "## Threads, million weights a second by the clock",
+        "",
+        *_table(head, cells),
+        "",
+        "The best of three on a machine that others use too, so two threads may show less than they could.",
+    ]
+
+
 def _start(rows: list[dict]) -> list[str]:
     head = ["bytes", "whole process, ms", "of it importing numpy", "importing the codec", "decoding"]
     parts = ("whole", "numpy", "codec", "decode")
@@ -369,11 +415,13 @@ def _scale(rows: list[dict]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="the Python of NNCodec's virtual environment")
-    parser.add_argument("--only", choices=("sizes", "speed", "start", "scale"))
+    parser.add_argument("--only", choices=("sizes", "speed", "threads", "start", "scale"))
     arguments = parser.parse_args()
+    os.environ["BAYESZIP_THREADS"] = "1"
     steps = {
         "sizes": lambda: sizes(arguments.peer),
         "speed": lambda: speed(arguments.peer),
+        "threads": threads,
         "start": start,
         "scale": scale,
     }

@@ -1,4 +1,4 @@
-"""Time and memory of a training step: plain, with Gaussian weights (VD), and with the mixture prior as well (VD+SWS).
+"""Time and memory of a training step: plain, with Gaussian weights (VD), with the mixture prior (VD+SWS), and with all.
 
 All rows are steps of the real training loop on LeNet-300-100, timed in turns within one process, so that whatever else
 the machine does falls on all of them; peak memory is that of a process of its own for each row.
@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from bayeszip.ending import prices_of_zeros
 from bayeszip.fitting import Phase, Watcher, fit
 from bayeszip.models import LeNet300
-from bayeszip.variational import Divergence, MixturePrior, Term, VariationalWeight, to_variational
+from bayeszip.variational import Divergence, GroupPrior, MixturePrior, Rate, Term, VariationalWeight, to_variational
 from bayeszip.variational.distributions import log_mixture
 from bayeszip.variational.kernels import fill_normal
 
@@ -78,6 +79,9 @@ class Row:
         if name.startswith("VD+SWS"):
             kind = NaivePrior if "naive" in name else MixturePrior
             self.terms = (Divergence(), kind(17, weight_std=0.04))
+        if "all terms" in name:
+            self.terms += (GroupPrior(self.network), Rate.start(self.network, prices_of_zeros))
+            self.phase = replace(SWS, terms={"groups": {"tau": 1.0}, "rate": {"tau": 1.0}})
         if "half" in name:
             self.phase = replace(SWS, compact_every=1)
             _prune_every_other(self.network)
@@ -88,7 +92,7 @@ class Row:
         return stopwatch.seconds()
 
 
-ROWS = ("plain", "VD", "VD+SWS", "VD+SWS, half the units dead", "VD+SWS, naive mixture")
+ROWS = ("plain", "VD", "VD+SWS", "VD+SWS, all terms", "VD+SWS, half the units dead", "VD+SWS, naive mixture")
 
 
 @torch.no_grad()

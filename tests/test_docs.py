@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,3 +73,32 @@ def test_commands_in_the_readme_exist():
     assert {"compress", "evaluate", "info"} <= used <= known
     assert "make compress" in text
     assert "make test" in text
+
+
+@pytest.fixture(scope="module")
+def written():
+    """What `make docs` makes of a page."""
+    return runpy.run_path(str(ROOT / "docs" / "pages.py"))["written"]
+
+
+def test_the_reference_has_every_public_name(written):
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"^::: (\w+)$", text, re.M))
+    assert names == set(bayeszip._OWNERS)
+    page = written(text)
+    assert ":::" not in page
+    assert "    train_loader: " in page
+    assert "- `max_bytes, min_ratio, max_accuracy_drop`: a target instead of a knob" in page
+    assert re.search(
+        r"### Result\.save\n\n```python\nsave\(self, path: .*\n```\n\nWrite the file, whole or not at all\.", page
+    )
+    assert max(map(len, re.search(r"```python\ncompress\(.*?```", page, re.S)[0].splitlines())) <= 100
+
+
+def test_a_page_shows_every_file_that_it_mentions(written):
+    for path in sorted((ROOT / "docs" / "guide").glob("*.md")):
+        page = written(path.read_text(encoding="utf-8"))
+        for name in ("nets", "mydata"):
+            if f"{name}:" in page:
+                assert f"`{name}.py`:\n\n```python\n" in page, path.name
+    assert "<!-- file" not in page

@@ -80,7 +80,7 @@ def test_the_report_says_first_what_was_left_and_what_it_costs():
     net[0].requires_grad_(False)
     result = compress(net)
     lines = result.report().splitlines()
-    line = next(index for index, text in enumerate(lines) if text.startswith("left as it was"))
+    line = next(index for index, text in enumerate(lines) if text.startswith("not pruned"))
     assert line < 4
     size = sum(t.bytes for t in codec.describe(result.blob).tensors if t.name.startswith("0."))
-    assert lines[line].endswith(f"0 (Linear, frozen): {size:,} B")
+    assert lines[line].endswith(f"0 (Linear, frozen): left as it was, {size:,} B")

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def unpacked(state: Mapping[str, Tensor], **options: float) -> dict[str, Tensor]:
+def unpacked(state: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
     """What a file gives back."""
     decoded = codec.decode(bayeszip.pack(state, **options).blob)
     return {name: to_torch(tensor) for name, tensor in decoded.tensors.items()}

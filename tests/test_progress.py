@@ -52,6 +52,20 @@ def test_every_figure_is_shown_at_the_end_of_a_phase(terminal):
     assert "mixture" not in text
 
 
+def test_figures_that_are_not_of_a_file_say_so():
+    text = shown([stats(epoch=3, loss=0.0312, metric=27.5)], terminal=False)
+    assert "validation (unsnapped) 98.12 %" in text
+    assert "validation loss (unsnapped) 0.0312" in text
+    assert "validation metric (unsnapped) 27.5" in text
+
+
+def test_findings_are_shown_and_logged(caplog):
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    Watchers(TrainingProgress(PHASES, console), Watcher()).on_finding("it is broken")
+    assert "warning: it is broken" in console.file.getvalue()
+    assert "it is broken" in caplog.text
+
+
 def test_the_last_known_size_stays():
     text = shown([stats(epoch=2), stats(epoch=3, bytes=None)], terminal=False)
     assert "4,321 B" in text

@@ -381,10 +381,10 @@ def lagrangian(tensors: dict[str, QuantizedTensor], weights: Posterior, rate: fl
 @pytest.mark.parametrize("units", [None, {"a": 0.1, "b": 3.0}])
 def test_bits_that_weigh_more_leave_fewer_of_them(units):
     weights = sparse(units)
-    nearest = quantize(weights, Quantization())
+    nearest = quantize(weights, Quantization(codebook_bits=16))
     sizes = []
     for rate in (0.1, 1.0, 4.0):
-        chosen = quantize(weights, Quantization(rate=rate))
+        chosen = quantize(weights, Quantization(rate=rate, codebook_bits=16))
         assert lagrangian(chosen, weights, rate) < lagrangian(nearest, weights, rate)
         sizes.append(codec.measure(CompressedModel(chosen)))
     assert sizes[0] > sizes[1] > sizes[2]
@@ -409,8 +409,25 @@ def test_weights_that_are_known_well_stay_and_values_that_nobody_takes_go():
     np.testing.assert_array_equal(after.dequantize(), np.where(theta == 0.5, 0.5, 0.0))
 
 
+@pytest.mark.parametrize("units", [None, {"a": 0.1, "b": 3.0}])
+def test_values_are_the_means_of_the_weights_that_chose_them(units):
+    weights = sparse(units)
+    chosen = quantize(weights, Quantization(rate=0.5))
+    codebook = chosen["a"].codebook
+    assert codebook.size > 2
+    for symbol in range(1, codebook.size):
+        theta = np.concatenate(
+            [
+                weights.weights[name].theta[tensor.symbols == symbol] / (units or {}).get(name, 1.0)
+                for name, tensor in chosen.items()
+            ]
+        )
+        # In units of their layers all weights are known equally well.
+        assert codebook[symbol] == pytest.approx(theta.mean(), rel=1e-4)
+
+
 def test_a_rate_that_nothing_is_worth_leaves_zeros():
     weights = sparse({"a": 0.1, "b": 3.0})
-    chosen = by_rate(quantize(weights, Quantization()), weights, 1e6)
+    chosen = by_rate(quantize(weights, Quantization()), weights, 1e6, 32)
     assert sum(tensor.nonzero for tensor in chosen.values()) == 0
     assert all(tensor.scale is None for tensor in chosen.values())

@@ -11,7 +11,9 @@ from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
 from bayeszip.quantize import Quantization
 from bayeszip.recipe import RECIPES, Coding, Recipe, recipe, settings_help
+from bayeszip.variational.groups import GroupSettings
 from bayeszip.variational.mixture import MixtureStart
+from bayeszip.variational.rate import RateSettings
 
 
 def test_the_papers_recipe_is_the_papers():
@@ -101,6 +103,9 @@ def test_epochs_scale_shortens_every_phase_and_drops_none():
     [
         ("nonsense", "FIELD=VALUE"),
         ("nonsense=1", "no setting nonsense; known: .*batch_size"),
+        ("tau1=2", r"tau1 is a setting of phases: write all\.tau1=2, or vd\.tau1, vd\+sws\.tau1"),
+        ("zero_proportion=0.9", r"is a setting of mixture: write mixture\.zero_proportion=0\.9"),
+        ("norms=keep", r"is a setting of coding: write coding\.norms=keep"),
         ("vd.nonsense=1", "vd has no setting nonsense"),
         ("nowhere.tau1=1", "no part 'nowhere'; known: .*vd"),
         ("vd.tau1=-1", "vd.tau1 must be at least 0, not -1.0"),
@@ -153,7 +158,8 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_every_setting_is_documented():
     documented = dict(settings_help())
-    for prefix, part in (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization)):
+    parts = (("PHASE.", Phase), ("mixture.", MixtureStart), ("quantization.", Quantization))
+    for prefix, part in (*parts, ("PHASE.groups.", GroupSettings), ("PHASE.rate.", RateSettings)):
         for field in dataclasses.fields(part):
             assert documented[prefix + field.name]
 
@@ -162,6 +168,19 @@ def test_every_setting_is_documented():
 def test_a_name_that_can_not_be_a_path(name):
     with pytest.raises(RecipeError, match="there is no recipe"):
         recipe(name)
+
+
+def test_distillation_of_all_phases_is_that_of_the_closing_one_too():
+    changed = recipe("quick").override("all.distillation=0", "all.distillation_temperature=3")
+    assert {phase.distillation for phase in (*changed.phases, changed.closing)} == {0.0}
+    assert changed.closing.distillation_temperature == 3
+    # What would make no sense there doesn't reach it.
+    assert recipe("quick").override("all.epochs=3", "all.tau1=2").closing == recipe("quick").closing
+
+
+def test_offsets_are_not_for_every_coder():
+    with pytest.raises(RecipeError, match="offset_bits is about csr-huffman"):
+        recipe("quick").override("coding.coder=context", "coding.offset_bits=5")
 
 
 def test_bits_can_weigh_with_the_coder_that_tells_them():

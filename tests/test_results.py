@@ -20,7 +20,7 @@ from bayeszip.settings import to_dict
 
 ROOT = Path(__file__).resolve().parents[1]
 HELD = {name: records for name in EXPERIMENTS if (records := read(ROOT / "results" / name))}
-IN_PIECES = {"frontier", "parts"}
+IN_PIECES = {"frontier", "parts", "targets"}
 WITH_FILES = [(name, record) for name, records in HELD.items() if name != "choice" for record in records.values()]
 
 

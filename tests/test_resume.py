@@ -388,8 +388,8 @@ def test_warnings_are_shown_by_the_first_who_watches():
 
 
 def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
-    page = Path(__file__).resolve().parents[1] / "docs" / "long-runs.md"
-    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    page = Path(__file__).resolve().parents[1] / "docs" / "guide" / "long.md"
+    *_, snippet = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(snippet, names)

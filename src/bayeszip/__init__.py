@@ -5,24 +5,42 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: public name → module that owns it
+#: public name → module that owns it; `__init__.pyi` says the same to type checkers and editors
 _OWNERS = {
     "BayeszipError": "errors",
+    "CheckpointError": "errors",
     "Checkpointing": "fitting.keeper",
     "CompressedModel": "tensors",
     "Compressor": "compressor",
+    "DataError": "errors",
+    "EpochStats": "fitting",
+    "FormatError": "errors",
+    "Interrupted": "errors",
     "LightningCallback": "compressor.lightning",
+    "LimitExceeded": "limits",
+    "Limits": "limits",
     "LogGrid": "tensors",
+    "ModelError": "errors",
+    "OutputError": "errors",
     "QuantizedTensor": "tensors",
     "RawTensor": "tensors",
     "Recipe": "recipe",
+    "RecipeError": "errors",
     "ResidentBatches": "fitting",
     "Result": "result",
+    "TargetError": "errors",
     "TrainerCallback": "compressor.transformers",
+    "TrainingError": "errors",
     "UniformGrid": "tensors",
+    "Watcher": "fitting",
     "compress": "compressing",
+    "evaluate": "fitting",
+    "export": "loading",
     "load": "loading",
     "pack": "packing",
+    "preview": "previewing",
+    "recipe": "recipe",
+    "verify": "loading",
 }
 _MODULES = {"codec", "data", "models", "graph", "variational"}
 

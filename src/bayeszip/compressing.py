@@ -3,11 +3,13 @@
 import contextlib
 import copy
 import dataclasses
+import inspect
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,44 +18,63 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip import graph
+from bayeszip.damage import findings, reach_of
 from bayeszip.devices import device_name, resolve_device
 from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, held_to, steering_towards
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
     EpochStats,
+    Figures,
     Fitting,
+    Judge,
+    Likelihood,
+    Metric,
     Phase,
     Steering,
     Watcher,
     count_examples,
-    evaluate,
     start_terms,
 )
 from bayeszip.fitting.augmentation import Augmentation, Transform, name_of
-from bayeszip.fitting.batches import Loader, checked_batch
+from bayeszip.fitting.batches import (
+    Inputs,
+    Loader,
+    checked_batch,
+    checked_loader,
+    count_batches,
+    examples_from,
+    in_order,
+    mapped,
+    running,
+)
 from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
-from bayeszip.fitting.course import Loss
-from bayeszip.fitting.engine import Engine
+from bayeszip.fitting.engine import Engine, told
 from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.launch import make_engine
+from bayeszip.fitting.likelihood import Loss
+from bayeszip.fitting.outputs import names_in
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
-from bayeszip.recipe import Recipe
+from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
-from bayeszip.targets import Target
+from bayeszip.targets import Quality, Target, better
 from bayeszip.tensors import QuantizedTensor
-from bayeszip.variational import Term, check_materialized, to_stock, to_variational
+from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
+from bayeszip.variational.usage import called_layers
 
-__all__ = ["compress"]
+__all__ = ["compress", "converted", "judged_examples", "plain_network"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
+#: How often a network is trained, at most, for a figure to keep, and by which factor a prior that was too strong is
+#: weaker then.
+ATTEMPTS, WEAKER = 3, 0.2
 
 
 def compress(
@@ -62,37 +83,52 @@ def compress(
     *,
     val_loader: Loader | None = None,
     recipe: str | Recipe = "vd+sws",
+    settings: Settings = (),
     seed: int = 0,
     device: str | torch.device = "auto",
-    loss: Loss = F.cross_entropy,
-    example_inputs: Sequence[Tensor] | None = None,
+    loss: str | Loss = F.cross_entropy,
+    metric: Any = None,
+    example_inputs: Any = None,
     pretrain: bool = False,
     watcher: Watcher | None = None,
     max_bytes: int | None = None,
     min_ratio: float | None = None,
     max_accuracy_drop: float | None = None,
+    max_loss_increase: float | None = None,
+    max_metric_drop: float | None = None,
     checkpoints: str | os.PathLike[str] | Checkpointing | None = None,
     resume: bool = False,
     mixed_precision: str | None = None,
     augment: str | Augmentation | Transform | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    strengths: Mapping[str, float] | None = None,
 ) -> Result:
     """Retrain `model` to be small, quantize it, drop what is dead, and code it. `model` itself is not changed.
 
     Args:
-        model: a trained network. Layers that have no variational form, and frozen ones, stay as they are; weights that
-            are computed from others (weight norm, pruning masks) are taken as what they come to.
-        train_loader: gives (inputs, targets), each a tensor or several; iterated once an epoch.
-        val_loader: for accuracies in progress and report; never trained on.
+        model: a trained network. What is frozen stays as it is; what else has no variational form is trained along
+            and, if it is a matrix, clustered as `pack` does. Weights that are computed from others (weight norm,
+            pruning masks) are taken as what they come to.
+        train_loader: gives (inputs, targets), each a tensor or several, or a dict with the targets as `labels`;
+            iterated once an epoch.
+        val_loader: for loss, accuracy and metric in progress and report; never trained on.
         recipe: a name, a path to a JSON file, or a `Recipe`.
+        settings: what to change in it: `{"all.tau1": 2, "coding.keep_indices": True}`, or `["all.tau1=2"]`.
         seed: of the noise and of anything else drawn here; a loader's shuffling is its own.
         device: `auto` takes a GPU if there is one.
-        loss: mean negative log-likelihood of a batch, from outputs and targets.
-        example_inputs: the network's inputs, to trace it with; by default those of the first batch.
+        loss: mean over a batch, from outputs and targets; or by name: cross-entropy, mse, mae, bce. What is not a
+            negative log-likelihood, such as a squared distance, is scaled by the noise that the network leaves.
+        metric: a further figure, from outputs and targets of a batch; higher is better, unless it says
+            `higher_is_better=False`, as torchmetrics' do, or is a `Metric` that does.
+        example_inputs: the network's inputs, to trace it with, or a batch that holds them; by default the first one.
         pretrain: first run the recipe's pretraining, for a network that comes without weights.
         watcher: told of batches and epochs; by default a progress display on standard error.
-        max_bytes, min_ratio, max_accuracy_drop: a target instead of a knob, at most one of them; τ₁ is then found
-            during the training. The file has at most so many bytes, and not many fewer; or is so many times smaller;
-            or its network loses at most so many percentage points of accuracy on the validation data.
+        max_bytes, min_ratio, max_accuracy_drop, max_loss_increase, max_metric_drop: a target instead of a knob, at
+            most one of them; τ₁ is then found during the training. The file has at most so many bytes, and not many
+            fewer; or is so many times smaller; or its network loses at most so many percentage points of accuracy on
+            the validation data, or its loss there grows by at most this share, or its metric worsens by at most so
+            much. Where a training was too strong, another follows that is less so.
         checkpoints: a folder in which to save the run, each 5 minutes and between phases, or `Checkpointing`. SIGTERM
             then ends the run when its state is saved.
         resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
@@ -100,6 +136,9 @@ def compress(
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
         augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,affine=10`,
             an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
+        include, exclude: patterns on the names of parameters and modules (`encoder.*`, `*.bias`, `fc1`): only what the
+            former name is pruned and shared, and nothing that the latter do.
+        strengths: how strongly what a pattern names is pruned: factors on τ₁, `{"head.*": 0.5}`.
 
     In processes launched together, by `accelerate launch` or `torchrun`, call it in all of them: each trains on its
     share of every batch, and all return the same result; the first alone watches, measures and writes checkpoints.
@@ -109,55 +148,92 @@ def compress(
         CheckpointError: `checkpoints` holds another run, or this one under other conditions; says which.
         TargetError: the target is out of reach; says so before the training where that is certain.
     """
-    target = Target.of(max_bytes, min_ratio, max_accuracy_drop)
-    if max_accuracy_drop is not None and val_loader is None:
-        raise DataError("max_accuracy_drop is measured on validation data; give val_loader")
-    settings, hardware = named_recipe(recipe).scaled(), resolve_device(device)
-    if settings.quantization.rate_trials:
-        check_trials(val_loader, target)
+    target = Target.of(
+        max_bytes=max_bytes,
+        min_ratio=min_ratio,
+        max_accuracy_drop=max_accuracy_drop,
+        max_loss_increase=max_loss_increase,
+        max_metric_drop=max_metric_drop,
+    )
+    plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
+    hardware, chosen = resolve_device(device), Metric.of(metric)
+    _check_options(train_loader, val_loader, target, chosen, plan, pretrain)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
-    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=settings.accumulate, seed=seed)
-    network = _plain_copy(model).to(hardware)
-    examples = _examples(train_loader, example_inputs)
-    data = _Data(train_loader, count_examples(train_loader), loss, val_loader, augment)
-    conditions = partial(_conditions, network, data, settings, seed, pretrain, target, engine)
+    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
+    network = plain_network(model).to(hardware)
+    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
+    data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment)
+    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, engine)
     with (
         _seeded(seed, network),
-        _watching(watcher if engine.is_main else Watcher(), settings, pretrain) as watching,
-        _keeping(checkpoints, resume, conditions, _History(watching, settings, engine)) as keeper,
+        _watching(watcher if engine.is_main else Watcher(), plan, pretrain) as watching,
+        _keeping(checkpoints, resume, conditions, _History(watching, plan, engine)) as keeper,
     ):
         training = _Training(data, keeper, engine)
         if pretrain:
-            training.fit(network, settings.pretraining)
-        accuracy_before = training.accuracy(network)
-        teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        conversion = to_variational(network, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
-        terms = start_terms(network, settings.phases, settings.starts)
-        close = partial(training.close, closing=settings.closing, teacher=teacher)
-        ending = Ending(network, examples, settings, close, partial(training.accuracy, cast=True), training.renew)
-        keeper.watcher.beside = ending.beside_weights(network, teacher)
-        steering = steering_towards(target, network, teacher, ending, accuracy_before)
-        training.fit(network, settings.phases, terms, teacher, steering)
-        posterior = Posterior.of(network, terms)
-        to_stock(network)
-        result = ending.towards(target, posterior, accuracy_before)
+            training.fit(network, plan.pretraining)
+        before = training.judged(network)
+        path = _Path(network, examples, plan, training.in_nats(network), target, before)
+        result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
-        recipe=settings,
+        recipe=plan,
         seed=seed,
         conversion=conversion,
-        accuracy_before=accuracy_before,
+        before=path.before,
         seconds=keeper.seconds,
         device=engine.describe(device_name(hardware)),
         history=tuple(keeper.watcher.history),
         target=str(target) if target else None,
-        strength=steering.strength(),
+        strength=strength,
         augment=None if augment is None else name_of(augment),
+        judge=judge,
+        reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in plan.phases]),
     )
-    return held_to(target, dataclasses.replace(result, fit=history), accuracy_before)
+    result = dataclasses.replace(result, fit=history)
+    result = dataclasses.replace(result, warnings=findings(result))
+    for finding in result.warnings if engine.is_main else ():
+        watching.on_finding(finding)
+    return held_to(target, result)
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
+def _check_options(
+    train_loader: Loader,
+    val_loader: Loader | None,
+    target: Target | None,
+    metric: Metric | None,
+    settings: Recipe,
+    pretrain: bool,
+) -> None:
+    """Refuse what contradicts itself, before anything is trained."""
+    if settings.quantization.rate_trials:
+        check_trials(val_loader, target)
+    checked_loader(train_loader, "train_loader")
+    if val_loader is not None:
+        checked_loader(val_loader, "val_loader")
+    if target is not None and target.max_metric_drop is not None and metric is None:
+        raise RecipeError("max_metric_drop is about a metric; give metric=")
+    if target is not None and target.budget(1) is None and val_loader is None:
+        name = next(name for name, value in vars(target).items() if value is not None)
+        raise DataError(f"{name} is measured on validation data; give val_loader")
+    if metric is not None and val_loader is None:
+        raise RecipeError("metric= is measured on validation data; give val_loader")
+    if pretrain and not any(phase.epochs for phase in settings.pretraining):
+        raise RecipeError(f"pretrain=True, but {settings.name} has no pretraining; add a phase of it, or leave it out")
+
+
+def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
+    """Make the weights of `network` Gaussian as the recipe says."""
+    return to_variational(
+        network,
+        log_sigma2=settings.start_log_sigma2,
+        biases=settings.biases,
+        selection=settings.layers,
+        called=called_layers(network, examples),
+    )
+
+
+def plain_network(model: nn.Module) -> nn.Module:
     """A copy that can be trained and stored: without wrappers, its weights as what they come to."""
     model = unwrapped(model)
     check_materialized(model)
@@ -183,6 +259,9 @@ class _History(Watcher):
 
     def on_warning(self, message: str) -> None:
         self.inner.on_warning(message)
+
+    def on_finding(self, message: str) -> None:
+        self.inner.on_finding(message)
 
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         self._trained += stats.seconds
@@ -221,9 +300,15 @@ class _Data:
 
     batches: Loader
     n_data: int
-    loss: Loss
+    judge: Judge
     validation: Loader | None
     augment: Augmentation | Transform | None
+
+    @property
+    def likelihood(self) -> Likelihood:
+        if self.judge.likelihood is None:  # never: there is always a loss
+            raise TypeError(self.judge)
+        return self.judge.likelihood
 
 
 @dataclass(frozen=True)
@@ -250,8 +335,9 @@ class _Training:
                 n_data=self.data.n_data,
                 terms=terms,
                 teacher=teacher,
-                loss=self.data.loss,
+                loss=self.data.likelihood,
                 validation=self.data.validation,
+                metric=self.data.judge.metric,
                 watcher=self.keeper.watcher,
                 steering=steering,
                 engine=self.engine,
@@ -279,12 +365,93 @@ class _Training:
         renew_statistics(network, self.data.batches, self.data.augment)
         self.engine.level_buffers(network)
 
-    def accuracy(self, network: nn.Module, *, cast: bool = False) -> float | None:
+    def judged(self, network: nn.Module, *, cast: bool = False) -> Figures:
         """On the validation data, if there is any."""
-        validation = self.data.validation
-        if validation is None:
-            return None
-        return self.engine.from_main(lambda: evaluate(network, validation, cast=cast))
+        data, validation = self.data, self.data.validation
+        return (
+            Figures() if validation is None else told(self.engine, lambda: data.judge(network, validation, cast=cast))
+        )
+
+    def in_nats(self, network: nn.Module) -> "_Training":
+        """The same with a loss that weighs as a likelihood does, by the noise that `network` leaves."""
+        data = self.data
+        loader = data.batches if data.validation is None else data.validation
+        found = data.likelihood.estimated(network, loader) if self.engine.is_main else data.likelihood
+        told_of = [self.engine.from_main(partial(_number, value)) for value in (found.weight, found.closeness)]
+        weight, closeness = (None if math.isnan(value) else value for value in told_of)
+        likelihood = dataclasses.replace(data.likelihood, weight=weight, closeness=closeness)
+        judge = dataclasses.replace(data.judge, likelihood=likelihood)
+        return dataclasses.replace(self, data=dataclasses.replace(data, judge=judge))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+@dataclass(frozen=True)
+class _Path:
+    """From a pretrained network to a file, more than once if a target needs it.
+
+    Args:
+        network: as it came, or as pretraining left it.
+        before: what it comes to.
+    """
+
+    network: nn.Module
+    examples: tuple[Tensor, ...]
+    settings: Recipe
+    training: _Training
+    target: Target | None
+    before: Figures
+
+    def go(self) -> tuple[Result, Conversion, float]:
+        """The result, what of the network was made Gaussian, and the strength that it was trained with.
+
+        Where a figure is to be kept and a training loses too much, the next starts again from the network as it came,
+        under a weaker prior; if none keeps it, that network itself is coded, by as many shared values as it takes.
+        """
+        quality = self.target.quality(self.before, self.training.data.judge.metric) if self.target else None
+        result, conversion, strength = self._attempt(quality, None)
+        for _ in range(ATTEMPTS - 1 if quality is not None else 0):
+            if quality is None or quality.is_kept(result.figures):
+                break
+            other, conversion, weaker = self._attempt(quality, strength * WEAKER)
+            kept, result = result, better(other, result, quality)
+            strength = strength if result is kept else weaker
+        if quality is not None and not quality.is_kept(result.figures):
+            posterior = Posterior.of(self._gaussian(quality)[0])
+            untrained = self._ending(copy.deepcopy(self.network)).untrained(posterior, quality)
+            kept, result = result, better(untrained, result, quality)
+            strength = strength if result is kept else 0.0
+        return result, conversion, strength
+
+    def _attempt(self, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
+        """One training from the start, with a strength of at most `ceiling`, and its ending."""
+        training, settings, teacher = self.training, self.settings, self.teacher
+        network, conversion = self._gaussian(quality)
+        ending = self._ending(network)
+        terms = start_terms(network, settings.phases, ending.starts(teacher))
+        training.keeper.watcher.beside = ending.beside_weights(network, teacher)
+        steering = steering_towards(self.target, network, teacher, ending, quality, ceiling)
+        training.fit(network, settings.phases, terms, teacher, steering)
+        posterior = Posterior.of(network, terms)
+        to_stock(network)
+        return ending.towards(self.target, posterior, quality, self.before), conversion, steering.strength()
+
+    @cached_property
+    def teacher(self) -> nn.Module:
+        """The network as it came, to learn from and to compare with."""
+        return copy.deepcopy(self.network).eval().requires_grad_(False)
+
+    def _gaussian(self, quality: Quality | None) -> tuple[nn.Module, Conversion]:
+        """The network with Gaussian weights; a copy, if it may be needed again."""
+        network = self.network if quality is None else copy.deepcopy(self.network)
+        return network, converted(network, self.settings, self.examples)
+
+    def _ending(self, network: nn.Module) -> Ending:
+        close = partial(self.training.close, closing=self.settings.closing, teacher=self.teacher)
+        judge = partial(self.training.judged, cast=True)
+        return Ending(network, self.examples, self.settings, close, judge, self.training.renew)
 
 
 def _keeping(
@@ -325,18 +492,28 @@ def _conditions(
         "processes": engine.processes,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
-        "data": data_conditions(data.batches, data.n_data, data.loss),
+        "data": data_conditions(data.batches, data.n_data, data.likelihood.function),
         "augmentation": None if data.augment is None else name_of(data.augment),
     }
 
 
-def _examples(loader: Loader, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+@torch.no_grad()
+def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge) -> tuple[tuple[Tensor, ...], Judge]:
+    """Inputs to trace the network with, in order, and the judge that knows names a graph does not know."""
     if given is not None:
-        return tuple(tensor.cpu() for tensor in given)
-    for batch in loader:
-        inputs = checked_batch(batch).inputs
-        return tuple(tensor[:2].cpu() for tensor in (inputs if isinstance(inputs, tuple) else (inputs,)))
-    raise DataError("the training data gave no batch; check the loader")
+        inputs: Inputs = examples_from(network, given)
+    else:
+        first = next(iter(loader), None)
+        if first is None:
+            raise DataError("the training data gave no batch; check the loader")
+        inputs = mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
+    examples, device, training = in_order(network, inputs), next(network.parameters()).device, network.training
+    with running("the first batch"):
+        outputs = network.eval()(*(tensor.to(device) for tensor in examples))
+    network.train(training)
+    arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
+    named = arguments if isinstance(inputs, dict) else ()
+    return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=named)
 
 
 @contextlib.contextmanager

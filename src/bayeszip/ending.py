@@ -4,24 +4,53 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
+from bayeszip.damage import SHARE
 from bayeszip.errors import RecipeError, TargetError
-from bayeszip.fitting import Course, Steering
+from bayeszip.fitting import Course, Figures, Steering
+from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
-from bayeszip.targets import AccuracySteering, ByteSteering, Target, largest_within, smallest_accurate, within_bytes
+from bayeszip.targets import (
+    FINER,
+    ByteSteering,
+    Quality,
+    QualitySteering,
+    Target,
+    better,
+    largest_within,
+    smallest_good,
+    with_more,
+    within_bytes,
+)
 from bayeszip.tensors import CompressedModel, QuantizedTensor
-from bayeszip.variational import variational_weights
+from bayeszip.variational import GroupPrior, Rate, variational_weights
 
-__all__ = ["BesideWeights", "Ending", "bytes_now", "check_trials", "held_to", "steering_towards"]
+__all__ = [
+    "BesideWeights",
+    "Ending",
+    "bytes_now",
+    "check_trials",
+    "held_to",
+    "prices_of_zeros",
+    "steering_towards",
+]
+
+#: Shared values, besides 0, of a matrix that has no Gaussian weights.
+CLUSTERS = 64
+
+#: Shared values of a tensor of 16 bits are such as its own type can hold.
+_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def bytes_now(course: Course, settings: Recipe) -> int:
@@ -29,6 +58,21 @@ def bytes_now(course: Course, settings: Recipe) -> int:
     posterior = course.posterior()
     coder, options = coder_of(settings.coding)
     return codec.measure(CompressedModel(quantize(posterior, settings.quantization_of(posterior))), coder, **options)
+
+
+def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What the coder asks for each weight to be zero, and not to be, in bits, where these of a network's are kept."""
+    model = CompressedModel({name: QuantizedTensor(own.astype(np.uint8), np.arange(2.0)) for name, own in kept.items()})
+    return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
+
+
+def _clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
+    """The matrices among the tensors of a network that are no Gaussian weights, by shared values of their own."""
+    quantized = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > CLUSTERS and tensor.isfinite().all():
+            quantized[name] = cluster(tensor.float().cpu().numpy(), CLUSTERS, _SHORT.get(tensor.dtype))
+    return quantized
 
 
 def check_trials(validation: object | None, target: object | None) -> None:
@@ -51,7 +95,7 @@ class Ending:
         network: plain, with the trained weights.
         examples: its inputs, to trace it with.
         close: trains the shared values of a network with these symbols; None: they stay as they are.
-        accuracy: of the network that a file holds; None: it is not asked for.
+        judge: what the network that a file holds comes to.
         renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
     """
@@ -60,13 +104,25 @@ class Ending:
     examples: tuple[Tensor, ...] | None
     settings: Recipe
     close: Callable[[nn.Module, Mapping[str, QuantizedTensor], SharedValues], None] | None
-    accuracy: Callable[[nn.Module], float | None]
+    judge: Callable[[nn.Module], Figures]
     renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
-        return Form(copy.deepcopy(network).cpu(), self.examples, self.settings.coding)
+        copied = copy.deepcopy(network).cpu()
+        trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
+        for name, parameter in copied.named_parameters():
+            # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
+            parameter.requires_grad_(name in trained)
+        return Form(copied, self.examples, self.settings.coding, _clustered)
+
+    def starts(self, teacher: nn.Module) -> dict[str, Any]:
+        """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
+        known = {**self.settings.starts, Rate.name: prices_of_zeros}
+        if is_in_force(GroupPrior, self.settings.phases):
+            known[GroupPrior.name] = self.form(teacher).units()
+        return known
 
     def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
         """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""
@@ -80,7 +136,7 @@ class Ending:
         network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
         self._renew(network)
-        snapped = self.accuracy(network)
+        snapped = self.judge(network)
         quantized = self._with_trained_values(network, quantized)
         form = self.form(network)
         if budget is not None:
@@ -88,22 +144,60 @@ class Ending:
             quantized = largest_within(quantized, posterior, form.size, budget)
             write_weights(network, quantized)
         result = form.code(quantized)
-        accuracy, rate = self.accuracy(result.network()), self.settings.quantization.rate
-        return dataclasses.replace(result, accuracy=accuracy, accuracy_snapped=snapped, rate=rate)
+        write_weights(network, form.others(quantized))
+        died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
+        figures, rate = self.judge(result.network()), self.settings.quantization.rate
+        return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
 
-    def towards(self, target: Target | None, posterior: Posterior, accuracy_before: float | None) -> Result:
-        """Quantized as the recipe says, or so that the file keeps to the target."""
+    def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:
+        """Quantized as the recipe says, or so that the file keeps to the target.
+
+        Args:
+            quality: what the target says is to be kept.
+            before: what the network came to.
+        """
         how = self.settings.quantization
-        if target is None:
-            return self.as_set(posterior, how)
-        budget = target.budget(parameter_count(self.network))
+        if quality is not None:
+            return smallest_good(posterior, how, lambda symbols: self.finish(symbols, posterior), quality)
+        budget = target.budget(parameter_count(self.network)) if target is not None else None
         if budget is None:
-            floor = (accuracy_before or 0.0) - (target.max_accuracy_drop or 0.0) / 100
-            return smallest_accurate(posterior, how, lambda symbols: self.finish(symbols, posterior), floor)
+            return self._unharmed(posterior, how, before)
         return self.within(budget, posterior, how)
 
+    def _unharmed(self, posterior: Posterior, how: Quantization, before: Figures) -> Result:
+        """Quantized as the recipe says; by finer values, where these cost a network without classes too much.
+
+        How many values classes need is known, and what they lose is bounded; numbers can need any precision.
+        """
+        result = self.as_set(posterior, how)
+        if before.loss is None or before.accuracy is not None:
+            return result
+        allowed = SHARE * abs(before.loss)
+        quality = Quality("loss", -1.0, -before.loss - allowed, allowed)
+        for finer in with_more(quantize(posterior, how), posterior, how):
+            if quality.is_kept(result.figures):
+                break
+            result = better(self.finish(finer, posterior), result, quality)
+        return result
+
+    def untrained(self, posterior: Posterior, quality: Quality) -> Result:
+        """The network as it came, by as many shared values as it takes to keep a figure; the most there are if none do.
+
+        Args:
+            posterior: of the network before it was trained.
+        """
+        best: Result | None = None
+        for values in FINER:
+            how = Quantization(assignment="fit", components=values, codebook_bits=32)
+            best = better(self.finish(quantize(posterior, how), posterior), best, quality)
+            if quality.is_kept(best.figures):
+                break
+        if best is None:  # never: there is at least one number of values
+            raise TypeError(FINER)
+        return best
+
     def as_set(self, posterior: Posterior, how: Quantization) -> Result:
-        """Quantized as `how` says; of the rates that it tries, by the first that keeps the accuracy of none."""
+        """Quantized as `how` says; of the rates that it tries, by the first that keeps the figures of none."""
         if not how.rate_trials:
             return self.finish(quantize(posterior, how), posterior)
         network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
@@ -112,8 +206,7 @@ class Ending:
         for trial in range(how.rate_trials):
             apart = dataclasses.replace(apart, network=copy.deepcopy(network))
             result = apart._at_rate(how.rate * 0.75**trial, posterior, how)
-            drop = (without.accuracy or 0.0) - (result.accuracy or 0.0)
-            if result.bytes < without.bytes and 100 * drop <= how.rate_drop + 1e-9:
+            if result.bytes < without.bytes and _points_lost(without.figures, result.figures) <= how.rate_drop + 1e-9:
                 chosen, by = result, apart.network
                 break
         if self.in_place:
@@ -149,6 +242,15 @@ class Ending:
             self.renew(network)
 
 
+def _points_lost(before: Figures, after: Figures) -> float:
+    """Of accuracy; for a network without classes, percent by which its loss grew."""
+    if before.accuracy is not None:
+        return 100 * (before.accuracy - (after.accuracy or 0.0))
+    if before.loss is None or after.loss is None:
+        return 0.0
+    return 100 * (after.loss - before.loss) / max(abs(before.loss), 1e-30)
+
+
 class BesideWeights:
     """What a file takes beside the Gaussian weights, whatever these come to: graph, names, and norms as they are now.
 
@@ -171,9 +273,17 @@ class BesideWeights:
 
 
 def steering_towards(
-    target: Target | None, network: nn.Module, teacher: nn.Module, ending: Ending, accuracy_before: float | None
+    target: Target | None,
+    network: nn.Module,
+    teacher: nn.Module,
+    ending: Ending,
+    quality: Quality | None,
+    ceiling: float | None = None,
 ) -> Steering:
     """What steers the training of `network` towards the target.
+
+    Args:
+        ceiling: the most that the strength may be.
 
     Raises:
         TargetError: it can't be reached, whatever the training does.
@@ -181,10 +291,9 @@ def steering_towards(
     settings = ending.settings
     if target is None:
         return Steering()
-    budget = target.budget(parameter_count(teacher))
-    if budget is None:
-        drop = (target.max_accuracy_drop or 0.0) / 100
-        return AccuracySteering(settings.phases, floor=(accuracy_before or 0.0) - drop, drop=drop)
+    if quality is not None:
+        return QualitySteering(settings.phases, quality=quality, ceiling=ceiling)
+    budget = target.budget(parameter_count(teacher)) or 0
     shapes = {weight.name: weight.theta.shape for weight in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
     largest_within(nothing, Posterior.of(network), ending.form(teacher).size, budget)
@@ -197,13 +306,13 @@ def steering_towards(
     )
 
 
-def held_to(target: Target | None, result: Result, accuracy_before: float | None) -> Result:
+def held_to(target: Target | None, result: Result) -> Result:
     """`result`, unless it misses the target.
 
     Raises:
         TargetError: it does; holds the result.
     """
-    missed = target.missed_by(result, accuracy_before) if target else None
+    missed = target.missed_by(result, result.fit.before, result.fit.metric) if target and result.fit else None
     if missed:
         raise TargetError(missed, result)
     return result

@@ -1,5 +1,6 @@
 """What the command line is given by name: data sets, loaders of one's own, weights."""
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bayeszip import data
-from bayeszip.errors import DataError, ModelError
-from bayeszip.fitting import ResidentBatches
+from bayeszip.errors import DataError, ModelError, RecipeError
+from bayeszip.fitting import Likelihood, Metric, ResidentBatches
 from bayeszip.fitting.batches import Loader
-from bayeszip.models import made_by
+from bayeszip.fitting.likelihood import LOSSES
+from bayeszip.models import made_by, named
 
-__all__ = ["Loaders", "load_data", "load_test", "load_weights", "read_weights"]
+__all__ = ["Loaders", "load_data", "load_test", "load_weights", "named_loss", "named_metric", "read_weights"]
 
 #: Images evaluated at once.
 EVALUATION_BATCH = 1000
@@ -74,6 +76,34 @@ def _from_factory(spec: str) -> tuple[Any, ...]:
         found = f"{len(made)} of something" if isinstance(made, tuple) else type(made).__name__
         raise DataError(f"{spec} must return (train, validation) or (train, validation, test) loaders, not {found}")
     return made
+
+
+def named_loss(spec: str) -> Likelihood:
+    """A loss by name (mse, bce, …), or `module:function`.
+
+    Raises:
+        RecipeError: there is none of this name.
+        ModelError: there is no such function.
+    """
+    return Likelihood.of(named(spec) if ":" in spec else spec)
+
+
+def named_metric(spec: str) -> Metric:
+    """A metric: a loss by name, or `module:function`, with `,lower` behind it if lower is better.
+
+    Raises:
+        RecipeError: it is none of these.
+        ModelError: there is no such function.
+    """
+    name, _, direction = spec.partition(",")
+    if direction not in ("", "lower", "higher"):
+        raise RecipeError(f"a metric is better when it is lower or higher, not {direction!r}: {name},lower")
+    if ":" not in name and name not in LOSSES:
+        raise RecipeError(f"there is no metric {name!r}; known: {', '.join(LOSSES)}, or module:function[,lower]")
+    found = Metric.of(named(name) if ":" in name else name)
+    if found is None:  # never: something was named
+        raise TypeError(spec)
+    return dataclasses.replace(found, higher_is_better=direction == "higher") if direction else found
 
 
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,7 @@
 """From a `.bayz` file back to a network: loaded, verified, exported."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -96,6 +97,9 @@ def export(
     *,
     dense: bool = False,
     dtype: str | torch.dtype | None = None,
+    plain: bool = False,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
     limits: codec.Limits | None = None,
 ) -> None:
     """Write the network in a `.bayz` file in another format, by the target's ending: `.onnx` or `.safetensors`.
@@ -105,6 +109,10 @@ def export(
             survived (coding.keep_indices).
         dtype: of the floating-point tensors. By default float32 for ONNX; for safetensors as they were, or float32
             where a file of tensors alone doesn't tell.
+        plain: for ONNX, weights written out instead of tables and indices of 4 or 8 bits that a runtime makes them
+            from; for runtimes older than opset 21.
+        input_names: for ONNX, what the inputs are called, in order.
+        output_names: for ONNX, what the outputs are called.
         limits: what the file may ask for; see `codec.Limits`.
     """
     floating, budget = _floating(dtype), codec.Budget.of(limits)
@@ -112,10 +120,13 @@ def export(
     ending = Path(target).suffix
     if dense and ending != ".safetensors":
         raise OutputError(f"{target}: dense tensors are exported to .safetensors only")
+    if ending != ".onnx" and (plain or input_names or output_names):
+        raise OutputError(f"{target}: names of inputs and outputs, and plain weights, are for .onnx only")
     if ending == ".onnx":
         from bayeszip.graph.onnx import to_onnx
 
-        write_atomically(target, to_onnx(model, floating or torch.float32, budget))
+        names = {"input_names": input_names, "output_names": output_names}
+        write_atomically(target, to_onnx(model, floating or torch.float32, budget, plain=plain, **names))
     elif ending == ".safetensors":
         graph.check_sound(model, budget)
         tensors = graph.dense_tensors(model, budget) if dense else graph.plain_tensors(model, budget)

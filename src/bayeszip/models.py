@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bayeszip.errors import ModelError
 
-__all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by"]
+__all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by", "named"]
 
 
 class LeNet300(nn.Module):
@@ -262,6 +262,17 @@ def made_by(factory_name: str) -> Any:
     with _current_folder_importable():
         factory = _attribute(_import(module_name), name)
         return factory if isinstance(factory, nn.Module) else _called(factory, factory_name)
+
+
+def named(name: str) -> Any:
+    """What `module:name` stands for, as it is.
+
+    Raises:
+        ModelError: there is no such module, or nothing of that name in it.
+    """
+    module_name, _, attribute = name.partition(":")
+    with _current_folder_importable():
+        return _attribute(_import(module_name), attribute)
 
 
 @contextlib.contextmanager

@@ -258,6 +258,8 @@ OPERATORS: dict[str, Operator] = {
         Operator("round", 101),
         Operator("log1p", 102),
         Operator("expm1", 103),
+        # 0, 1, 2, … up to `size`, in int64; the input tells where to compute.
+        Operator("arange", 104, attributes=(Attribute("size", "int", 1),)),
     )
 }
 

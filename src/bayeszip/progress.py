@@ -59,6 +59,9 @@ class Watchers(Watcher):
         for watcher in self._watchers[:1]:
             watcher.on_warning(message)
 
+    def on_finding(self, message: str) -> None:
+        self._tell(lambda watcher: watcher.on_finding(message))
+
     def state_dict(self) -> dict[str, Any]:
         return {"watchers": [watcher.state_dict() for watcher in self._watchers]}
 
@@ -113,6 +116,9 @@ class TrainingProgress(Watcher):
     def on_warning(self, message: str) -> None:
         self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
 
+    def on_finding(self, message: str) -> None:
+        self.on_warning(message)
+
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
         # The size is not measured after every epoch; the last one known is shown meanwhile.
@@ -158,6 +164,9 @@ class TensorBoardLog(Watcher):
                 self._writer.add_histogram(f"weights/{weight.name}", weight.theta.detach().float(), epoch)
         self._writer.flush()
 
+    def on_finding(self, message: str) -> None:
+        self._writer.add_text("warnings", message)
+
     def close(self) -> None:
         """No more epochs will come."""
         self._writer.close()
@@ -167,6 +176,8 @@ def _logged(stats: EpochStats) -> list[tuple[str, float]]:
     figures: list[tuple[str, float | None]] = [
         *((f"loss/{name}", value) for name, value in stats.parts.items()),
         ("validation/accuracy", stats.accuracy),
+        ("validation/loss", stats.loss),
+        ("validation/metric", stats.metric),
         ("size/zeros", stats.zeros or None),
         ("size/bytes", stats.bytes),
         ("time/seconds", stats.seconds),
@@ -185,8 +196,14 @@ def _starts(phases: Sequence[Phase]) -> dict[str, int]:
 def _figures(stats: EpochStats) -> list[tuple[str, str]]:
     figures = [("phase", stats.phase), ("epoch", f"{stats.epoch}/{stats.epochs}")]
     figures += [("loss" if name == DATA else name, f"{value:.4f}") for name, value in stats.parts.items() if value]
+    # Of the weights' means, which quantization has not touched: not yet what a file would hold.
     if stats.accuracy is not None:
-        figures.append(("validation", f"{100 * stats.accuracy:.2f} %"))
+        figures.append(("validation (unsnapped)", f"{100 * stats.accuracy:.2f} %"))
+    figures += [
+        (f"validation {name} (unsnapped)", f"{value:.4g}")
+        for name, value in (("loss", stats.loss), ("metric", stats.metric))
+        if value is not None
+    ]
     if stats.zeros:
         figures.append(("zeros", f"{100 * stats.zeros:.2f} %"))
     if stats.bytes is not None:

@@ -57,6 +57,7 @@ __all__ = [
     "significant_bits",
     "stepped",
     "trim",
+    "unpruned",
 ]
 
 _CHUNK = 2**20
@@ -73,6 +74,9 @@ Precision = Literal["float16", "bfloat16", "float32"]
 
 #: Multiples from 0 on for each one in use: beyond, their values are stored instead of a step.
 _MOST_ON_A_GRID = 4
+
+#: How often weights choose among shared values that then move to them.
+_TURNS = 3
 
 #: How far rounding to a type moves a value, at most, relative to it.
 _ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
@@ -143,7 +147,7 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
     for name, unit in mixture.units.items():
         tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
-    return by_rate(tensors, posterior, settings.rate) if settings.rate else tensors
+    return by_rate(tensors, posterior, settings.rate, settings.codebook_bits) if settings.rate else tensors
 
 
 def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: int) -> dict[str, QuantizedTensor]:
@@ -164,20 +168,40 @@ def trim(quantized: Mapping[str, QuantizedTensor], posterior: Posterior, kept: i
 
 
 def by_rate(
-    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, strength: float, codebook_bits: int
 ) -> dict[str, QuantizedTensor]:
-    """The same values; of them each weight takes the one with the least (θ − v)² / 2σ² + strength · ln 2 · bits.
+    """Each weight by the shared value with the least (θ − v)² / 2σ² + strength · ln 2 · bits, and values that fit.
 
     The posterior says what a move costs: it is as wide as the loss is flat. The bits are what the coder asks where the
-    weight stands; zero is a value like any other.
+    weight stands; zero is a value like any other. Weights choose and values move to the mean of those that chose them,
+    in turns.
     """
     aims = {
         name: Aim(weight.theta.astype(np.float64), np.exp(-weight.log_sigma2.astype(np.float64)))
         for name, weight in posterior.weights.items()
     }
-    chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
-    symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
-    return _with_scales(_compact_codebook(symbols, _shared_codebook(quantized)), quantized)
+    for _ in range(_TURNS):
+        chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
+        symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
+        values = round_codebook(_means_of_members(quantized, symbols, aims), codebook_bits)
+        quantized = _with_scales(_compact_codebook(symbols, values), quantized)
+    return dict(quantized)
+
+
+def _means_of_members(
+    quantized: Mapping[str, QuantizedTensor], symbols: Mapping[str, np.ndarray], aims: Mapping[str, Aim]
+) -> np.ndarray:
+    """The values nearest to the aims of the weights that have them; one that nobody has stays, and so does 0."""
+    codebook = _shared_codebook(quantized).astype(np.float64)
+    sums, mass = np.zeros((2, codebook.size))
+    for name, tensor in quantized.items():
+        precisions = np.broadcast_to(aims[name].precisions * np.square(tensor.row_scales()), tensor.shape).ravel()
+        flat = symbols[name].ravel()
+        sums += np.bincount(flat, precisions * _in_units(aims[name].means, tensor).ravel(), codebook.size)
+        mass += np.bincount(flat, precisions, codebook.size)
+    means = np.divide(sums, mass, out=codebook.copy(), where=mass > 0)
+    means[0] = 0.0
+    return means
 
 
 def share_anew(
@@ -191,6 +215,13 @@ def share_anew(
     symbols = {name: np.where(places, np.searchsorted(bounds, theta[name]) + 1, 0) for name, places in alive.items()}
     values = round_codebook(np.concatenate([[0.0], means]), codebook_bits)
     return _with_scales(_compact_codebook(symbols, values), quantized)
+
+
+def unpruned(quantized: Mapping[str, QuantizedTensor], posterior: Posterior) -> dict[str, QuantizedTensor]:
+    """Every weight whose mean is not 0, by one value to begin with: for `trim` and `share_anew` to choose from."""
+    codebook = np.array([0.0, 1.0], np.float32)
+    symbols = {name: (posterior.weights[name].theta != 0).astype(np.int64) for name in quantized}
+    return _with_scales({name: QuantizedTensor(array, codebook) for name, array in symbols.items()}, quantized)
 
 
 def _in_units(weights: np.ndarray, tensor: QuantizedTensor) -> np.ndarray:

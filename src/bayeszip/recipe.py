@@ -9,9 +9,11 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bayeszip.errors import RecipeError
@@ -20,9 +22,13 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
 from bayeszip.variational.mixture import MixtureStart
-from bayeszip.variational.terms import known_kind
+from bayeszip.variational.selection import Selection, Strength
+from bayeszip.variational.terms import KINDS, known_kind
 
-__all__ = ["RECIPES", "Coding", "Recipe", "recipe", "settings_help"]
+__all__ = ["RECIPES", "Coding", "Recipe", "Settings", "recipe", "settings_help"]
+
+#: Changes to a recipe: fields and their values, or assignments as `--set` takes them.
+Settings = Mapping[str, object] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,12 @@ class Coding:
 
     def __post_init__(self) -> None:
         check(self, "coding")
+        if self.offset_bits and self.coder == "context":
+            raise RecipeError("coding.offset_bits is about csr-huffman; set coding.coder=csr-huffman, or leave it out")
 
+
+#: What `all.…` sets in the closing phase too: the others would switch it on, or make no sense there.
+REACHES_CLOSING = ("distillation", "distillation_temperature")
 
 _NO_CLOSING = Phase(name="values", epochs=0, noise=False, rate_theta=1e-3, schedule="linear")
 
@@ -66,6 +77,8 @@ class Recipe:
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
+    #: Which tensors are compressed, and how strongly.
+    layers: Selection = field(default_factory=Selection)
     pretraining: tuple[Phase, ...] = ()
     phases: tuple[Phase, ...] = ()
     mixture: MixtureStart = field(default_factory=MixtureStart)
@@ -107,7 +120,8 @@ class Recipe:
         """A copy with settings changed: `batch_size=64`, `vd.epochs=100`, `mixture.components=9`, `all.tau1=2`.
 
         `NAME.field` is a field of the phase NAME, or of `mixture`, `quantization`, `closing`, `coding`; `all.field`
-        sets it in every phase of the compression; `NAME.term.field` sets one of a further term, which it adds.
+        sets it in every phase of the compression, distillation in the closing one too; `NAME.term.field` sets one of a
+        further term, which it adds.
 
         Raises:
             RecipeError: names what is unknown, or what a value must be.
@@ -120,9 +134,32 @@ class Recipe:
             changed = changed._with(path.strip(), text.strip())
         return changed
 
+    def selecting(
+        self,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        strengths: Mapping[str, float] | None = None,
+    ) -> "Recipe":
+        """A copy that compresses what the patterns say; what is not given stays as the recipe has it."""
+        given: dict[str, Any] = {"include": include, "exclude": exclude}
+        for name, patterns in given.items():
+            if isinstance(patterns, str):
+                raise RecipeError(f"{name} is a list of patterns: [{patterns!r}]")
+        changes = {name: tuple(patterns) for name, patterns in given.items() if patterns is not None}
+        if strengths is not None:
+            changes["strengths"] = tuple(Strength(pattern, factor) for pattern, factor in strengths.items())
+        return dataclasses.replace(self, layers=dataclasses.replace(self.layers, **changes))
+
+    def having(self, settings: "Settings") -> "Recipe":
+        """A copy with settings changed: `{"all.tau1": 2}`, or what `override` takes, one or several."""
+        if isinstance(settings, Mapping):
+            return self.override(*(f"{path}={value}" for path, value in settings.items()))
+        return self.override(*([settings] if isinstance(settings, str) else settings))
+
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
         if not owner:
+            _refuse_fields_of_phases(name, text, self)
             return override(self, name, text, self.name)
         if owner in ("mixture", "quantization", "closing", "coding"):
             return dataclasses.replace(self, **{owner: override(getattr(self, owner), name, text, owner)})
@@ -140,8 +177,14 @@ class Recipe:
                 return phase
             return _with_term(phase, term, name, text) if term else override(phase, name, text, phase.name)
 
+        closing = self.closing
+        if phase_name == "all" and name in REACHES_CLOSING:
+            closing = override(closing, name, text, closing.name)
         return dataclasses.replace(
-            self, pretraining=tuple(map(changed, self.pretraining)), phases=tuple(map(changed, self.phases))
+            self,
+            pretraining=tuple(map(changed, self.pretraining)),
+            phases=tuple(map(changed, self.phases)),
+            closing=closing,
         )
 
     @property
@@ -183,6 +226,21 @@ class Recipe:
         return from_dict(cls, values, "recipe")
 
 
+def _refuse_fields_of_phases(name: str, text: str, recipe: Recipe) -> None:
+    """What is a phase's, or some other part's, is said with its owner."""
+    if name in {entry.name for entry in dataclasses.fields(recipe)}:
+        return
+    owners = [("all", Phase), ("mixture", MixtureStart), ("quantization", Quantization), ("coding", Coding)]
+    owner = next((owner for owner, kind in owners if name in {entry.name for entry in dataclasses.fields(kind)}), None)
+    if owner == "all":
+        phases = ", ".join(f"{phase.name}.{name}" for phase in recipe.phases)
+        raise RecipeError(
+            f"{name} is a setting of phases: write all.{name}={text}" + (f", or {phases}" if phases else "")
+        )
+    if owner is not None:
+        raise RecipeError(f"{name} is a setting of {owner}: write {owner}.{name}={text}")
+
+
 def _with_term(phase: Phase, term: str, name: str, text: str) -> Phase:
     """The phase with a setting of one of its further terms changed."""
     settings = phase.terms.get(term) or known_kind(term).Settings()
@@ -219,6 +277,7 @@ def settings_help() -> list[tuple[str, str]]:
         ("mixture.", MixtureStart),
         ("quantization.", Quantization),
         ("coding.", Coding),
+        *((f"PHASE.{name}.", kind.Settings) for name, kind in KINDS.items() if not issubclass(Phase, kind.Settings)),
     ]
     return [
         (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{_default(entry)}]")
@@ -351,3 +410,13 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(name="l2", batch_size=64, pretraining=(_L2,), quantization=Quantization(assignment="fit")),
     ]
 )
+
+
+class _NamedAsItsFunction(ModuleType):
+    """`bayeszip.recipe` is this module as soon as anything has imported it, and must still be the function."""
+
+    def __call__(self, name_or_path: str | Recipe) -> Recipe:
+        return recipe(name_or_path)
+
+
+sys.modules[__name__].__class__ = _NamedAsItsFunction

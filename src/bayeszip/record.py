@@ -17,16 +17,26 @@ from bayeszip import __version__
 from bayeszip.codec import Description
 from bayeszip.errors import ModelError
 from bayeszip.files import create_folder, write_atomically
-from bayeszip.fitting import evaluate
+from bayeszip.fitting import Judge, evaluate
 from bayeszip.fitting.batches import Loader
-from bayeszip.result import Result
+from bayeszip.result import Fit, Result
 
 __all__ = ["file_figures", "run_record", "size_figures", "write_record"]
 
 
-def file_figures(network: nn.Module, description: Description, test: Loader) -> dict[str, Any]:
-    """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's."""
-    return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
+def file_figures(
+    network: nn.Module, description: Description, test: Loader, judge: Judge | None = None
+) -> dict[str, Any]:
+    """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's.
+
+    Args:
+        judge: measures loss and metric too, and an accuracy only where there are classes.
+    """
+    if judge is None:
+        return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
+    found = judge(network, test, cast=True)
+    metric = {judge.metric.name: found.metric} if judge.metric is not None else {}
+    return {"accuracy": found.accuracy, "loss": found.loss, **metric, **size_figures(description)}
 
 
 def size_figures(description: Description) -> dict[str, Any]:
@@ -57,6 +67,9 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
         "validation_accuracy_trained": trained[-1] if trained else fit.accuracy_before,
         "validation_accuracy_snapped": result.accuracy_snapped,
         "validation_accuracy": result.accuracy,
+        "validation_loss_before": fit.before.loss,
+        "validation_loss": result.figures.loss,
+        **_metric_figures(result, fit),
         "seconds": round(fit.seconds, 1),
         "seed": fit.seed,
         **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
@@ -65,7 +78,18 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
         "device": fit.device,
         "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "recipe": json.loads(fit.recipe.to_json()),
+        "warnings": list(result.warnings),
         "history": [_rounded(dataclasses.asdict(stats)) for stats in fit.history],
+    }
+
+
+def _metric_figures(result: Result, fit: Fit) -> dict[str, Any]:
+    if fit.metric is None:
+        return {}
+    return {
+        "metric": fit.metric.name,
+        "validation_metric_before": fit.before.metric,
+        "validation_metric": result.figures.metric,
     }
 
 

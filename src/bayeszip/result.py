@@ -2,17 +2,19 @@
 
 import copy
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayeszip import codec, graph
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, printable
 from bayeszip.files import write_atomically
-from bayeszip.fitting import EpochStats
+from bayeszip.fitting import EpochStats, Figures, Judge, Metric
+from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
@@ -25,6 +27,9 @@ __all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
 #: How many layers of a kind a report names.
 LISTED = 3
 
+#: Where nothing was measured.
+NOTHING = Figures()
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -34,7 +39,8 @@ class Fit:
     #: None: the training loop was the caller's own.
     seed: int | None
     conversion: Conversion
-    accuracy_before: float | None
+    #: What the network as it came comes to on the validation data.
+    before: Figures
     seconds: float
     #: What it was trained on.
     device: str
@@ -44,9 +50,23 @@ class Fit:
     strength: float = 1.0
     #: How training images were changed at random.
     augment: str | None = None
+    #: How it was judged.
+    judge: Judge | None = field(default=None, repr=False)
+    #: How far steps and learning rates let weights and variances get, in units of how far they must get for the prior
+    #: to work; None: there was no prior.
+    reach: float | None = None
+
+    @property
+    def metric(self) -> Metric | None:
+        """The caller's own figure."""
+        return self.judge.metric if self.judge is not None else None
+
+    @property
+    def accuracy_before(self) -> float | None:
+        return self.before.accuracy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A compressed network: the file's bytes, the plain module they decode to, and how it came about."""
 
@@ -56,21 +76,41 @@ class Result:
     compressed: CompressedModel
     #: Why the file holds tensors without a graph; None if it holds the graph.
     without_graph: str | None = None
-    #: Accuracy of `model` on the validation data, if there was any, and right after quantization, before its shared
+    #: What `model` comes to on the validation data, if there was any, and right after quantization, before its shared
     #: values were trained.
-    accuracy: float | None = None
-    accuracy_snapped: float | None = None
+    figures: Figures = NOTHING
+    snapped: Figures = NOTHING
+    #: Weights of layers of which none is left.
+    died: tuple[str, ...] = ()
+    #: What is wrong, or may be, with it: sentences for people.
+    warnings: tuple[str, ...] = ()
     #: What a bit weighed when the symbols were chosen.
     rate: float = 0.0
     #: None if nothing was trained.
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
     moved: float | None = None
+    #: The network with the same weights before anything was removed from it, if its graph is known.
+    whole: CompressedModel | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        kept = f"{self.compressed.original_parameters:,} parameters, {self.compressed.nonzero:,} not zero"
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"<Result: {self.bytes:,} bytes, {self.ratio:.1f} times smaller; {kept}{accuracy}>"
 
     @property
     def bytes(self) -> int:
         """Size of the file."""
         return len(self.blob)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of `model` on the validation data; None if there was none, or there are no classes."""
+        return self.figures.accuracy
+
+    @property
+    def accuracy_snapped(self) -> float | None:
+        return self.snapped.accuracy
 
     @property
     def ratio(self) -> float:
@@ -88,8 +128,9 @@ class Result:
         write_atomically(path, self.blob)
 
     def report(self) -> str:
-        """What went in, what came out, and where the bytes are, in plain text."""
-        return as_text(facts_table(self._facts()), tensors_table(self.description))
+        """What went in, what came out, and where the bytes are, in plain text; at the end what is wrong with it."""
+        text = as_text(facts_table(self._facts()), tensors_table(self.description))
+        return text + "".join(f"\nwarning: {printable(warning)}\n" for warning in self.warnings)
 
     @cached_property
     def description(self) -> codec.Description:
@@ -108,34 +149,80 @@ class Result:
             yield "time", f"{self.fit.seconds:.0f} s"
         left = self._left()
         if left:
-            yield "left as it was", left
+            yield "not pruned", left
         yield "parameters before", f"{self.compressed.original_parameters:,}"
         yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
         if self.moved is not None:
             yield "weights moved by", f"{100 * self.moved:.2g} % of their size (root mean square)"
-        if self.fit is not None and self.fit.accuracy_before is not None and self.accuracy is not None:
-            before, after = 100 * self.fit.accuracy_before, 100 * self.accuracy
-            yield "validation accuracy", f"{before:.2f} % before, {after:.2f} % as decoded"
+        yield from self._quality()
+        yield from self._costs()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
 
+    def _quality(self) -> Iterator[tuple[str, str]]:
+        """What the network comes to on the validation data, before and after."""
+        before, after = self.fit.before if self.fit is not None else Figures(), self.figures
+        if before.accuracy is not None and after.accuracy is not None:
+            yield (
+                "validation accuracy",
+                f"{100 * before.accuracy:.2f} % before, {100 * after.accuracy:.2f} % as decoded",
+            )
+        if before.loss is not None and after.loss is not None:
+            yield "validation loss", f"{before.loss:.4g} before, {after.loss:.4g} as decoded"
+        metric = self.fit.metric if self.fit is not None else None
+        if metric is not None and before.metric is not None and after.metric is not None:
+            yield f"validation {metric.name}", f"{before.metric:.4g} before, {after.metric:.4g} as decoded"
+
+    def _costs(self) -> Iterator[tuple[str, str]]:
+        """What a sample costs, before and after."""
+        if self.whole is None or (before := multiply_adds(self.whole)) is None:
+            return
+        yield "multiply-adds a sample", f"{before:,} before, {multiply_adds(self.compressed):,} as decoded"
+        times = latency(self.whole), latency(self.compressed)
+        if times[0] is not None and times[1] is not None:
+            yield (
+                "time a sample",
+                f"{1e3 * times[0]:.3g} ms before, {1e3 * times[1]:.3g} ms as decoded (CPU, one thread)",
+            )
+
     def _left(self) -> str:
-        """What the training had no part in, by kind, with the bytes that it takes in the file."""
+        """What has no Gaussian weights, by kind: what became of it, and the bytes that it takes in the file."""
         kinds: dict[str, list[str]] = {}
         for name, why in self.fit.conversion.kept if self.fit is not None else ():
             kinds.setdefault(why, []).append(name)
         parts = []
         for why, names in kinds.items():
-            size = sum(
-                tensor.bytes
+            held = [
+                tensor
                 for tensor in self.description.tensors
-                if any(not name or tensor.name == name or tensor.name.startswith(f"{name}.") for name in names)
-            )
+                if any(_lies_in(tensor.name, name) for name in names) and tensor.name not in self._gaussian
+            ]
             listed = ", ".join(name or "the network itself" for name in names[:LISTED])
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-            parts.append(f"{listed}{more} ({why}): {show_bytes(size)}")
+            size = show_bytes(sum(tensor.bytes for tensor in held))
+            parts.append(f"{listed}{more} ({why}): {_treatment(why, held)}, {size}")
         return "; ".join(parts)
+
+    @property
+    def _gaussian(self) -> frozenset[str]:
+        return frozenset() if self.fit is None else frozenset(self.fit.conversion.gaussian)
+
+
+def _lies_in(tensor: str, name: str) -> bool:
+    """Whether a tensor is the one of this name, or a part of the module of this name."""
+    return tensor == name or tensor.rpartition(".")[0] == name
+
+
+def _treatment(why: str, held: Sequence[codec.TensorDescription]) -> str:
+    """What became of tensors that are not Gaussian."""
+    if why.endswith("frozen"):
+        return "left as it was"
+    if not held:
+        return "trained, then folded into its neighbors"
+    if any(tensor.kind != "quantized" for tensor in held):
+        return "trained"
+    return "trained, then rounded" if all(len(tensor.shape) < 2 for tensor in held) else "trained, then clustered"
 
 
 class Form:
@@ -144,9 +231,17 @@ class Form:
     Args:
         network: on the CPU; where weights are not quantized, the file gets what it holds when it is coded.
         examples: its inputs; None: the file holds tensors without a graph.
+        cluster: takes what is neither quantized nor frozen, and gives what a file is to have in its place; None: as is.
     """
 
-    def __init__(self, network: nn.Module, examples: Sequence[Tensor] | None, coding: Coding) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        examples: Sequence[Tensor] | None,
+        coding: Coding,
+        cluster: Callable[[Mapping[str, Tensor]], dict[str, QuantizedTensor]] | None = None,
+    ) -> None:
+        self._cluster, self._others = cluster, None if cluster else dict[str, QuantizedTensor]()
         self._network, self._examples, self._coding = network, tuple(examples or ()), coding
         self._graph: Graph | None = None
         self._without_graph: str | None = None
@@ -177,7 +272,21 @@ class Form:
         taken = [name for name in own if name not in but and name in others and own[name].shape == others[name].shape]
         for name in taken:
             own[name].copy_(others[name])
+        if taken and self._cluster is not None:
+            self._others = None
         return bool(taken)
+
+    def units(self) -> dict[str, tuple[np.ndarray, ...]] | None:
+        """What of the network's tensors belongs to which unit; None: it has no graph."""
+        return graph.coupled_units(CompressedModel(graph.from_state(self._network, {}, self._graph), self._graph))
+
+    def others(self, quantized: Container[str]) -> dict[str, QuantizedTensor]:
+        """What is clustered beside the quantized weights."""
+        if self._others is None:
+            frozen, held = _frozen(self._network), self._network.named_parameters()
+            rest = {name: each.detach() for name, each in held if name not in quantized and name not in frozen}
+            self._others = self._cluster(rest) if self._cluster is not None else {}
+        return self._others
 
     def size(self, quantized: Mapping[str, QuantizedTensor]) -> int:
         """How many bytes the file has with these weights."""
@@ -190,11 +299,13 @@ class Form:
         small, deviations = self._small(large)
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
-        return coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        result = coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
+        return replace(result, whole=large if self._graph is not None else None)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)
-        return CompressedModel(graph.from_state(self._network, quantized, self._graph), self._graph, count)
+        every = {**self.others(quantized), **quantized}
+        return CompressedModel(graph.from_state(self._network, every, self._graph), self._graph, count)
 
     def _small(self, large: CompressedModel) -> tuple[CompressedModel, dict[str, float]]:
         """The same function in fewer tensors and units, and the deviations that norms' shifts are added to."""

@@ -1,27 +1,29 @@
-"""A target instead of a knob: a number of bytes, a ratio, or an accuracy to keep, and the strength that leads there.
+"""A target instead of a knob: a number of bytes, a ratio, or a figure to keep, and the strength that leads there.
 
  first phase with τ₁     a `TargetSteering` turns a factor on τ₁, the strength, towards the target
  phases after it         weights beyond the budget are cut while the others can still make up for it
  quantization            `within_bytes`: as many weights as the budget holds; is there room left, finer shared values
  closing phase           the shared values are trained; what is then still too much is trimmed
 
-Sizes are those of coded files, never estimates. For an accuracy to keep, the ending looks for the smallest such file.
+Sizes are those of coded files, never estimates. For a figure to keep (accuracy, loss, metric) the ending looks for the
+smallest file that does; where none with the recipe's shared values does, it gives bytes for it: finer values, then
+weights that had been pruned.
 """
 
 import copy
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bayeszip.errors import RecipeError, TargetError
-from bayeszip.fitting import Course, EpochStats, Phase, Steering
+from bayeszip.errors import DataError, RecipeError, TargetError
+from bayeszip.fitting import Course, EpochStats, Figures, Metric, Phase, Steering
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Quantization, quantize, share_anew, trim
+from bayeszip.quantize import Quantization, quantize, share_anew, trim, unpruned
 from bayeszip.result import Result
 from bayeszip.schedules import SCHEDULES
 from bayeszip.summary import show_bytes
@@ -29,13 +31,16 @@ from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior
 
 __all__ = [
-    "AccuracySteering",
     "ByteSteering",
+    "Quality",
+    "QualitySteering",
     "Target",
     "TargetSteering",
+    "better",
     "largest_within",
     "parse_bytes",
-    "smallest_accurate",
+    "smallest_good",
+    "with_more",
     "within_bytes",
 ]
 
@@ -63,8 +68,37 @@ AIM = 1.05
 ENOUGH = 0.97
 #: More shared values than this are no longer shared.
 MOST_VALUES = 4096
-#: For an accuracy to keep: how many files are tried, how far apart they are at first, and when they are close enough.
+#: How many shared values are tried where those of the recipe are too few for a figure to keep.
+FINER = (24, 64, 256, 1024)
+#: How many of them weights share that are taken back to use up a budget.
+TAKEN_BACK_VALUES = 256
+#: For a figure to keep: how many files are tried, how far apart they are at first, and when they are close enough.
 TRIALS, STRIDE, CLOSE = 6, 1.25, 1.04
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A figure to keep, as a score: higher is better.
+
+    Args:
+        figure: which of the `Figures`.
+        sign: −1 where lower is better.
+        floor: the least score.
+        slack: by how much that is less than before.
+    """
+
+    figure: str
+    sign: float
+    floor: float
+    slack: float
+
+    def score(self, figures: Figures | EpochStats) -> float:
+        """Of what was measured; what was not is as bad as can be."""
+        value = getattr(figures, self.figure)
+        return -math.inf if value is None or math.isnan(value) else self.sign * value
+
+    def is_kept(self, figures: Figures | EpochStats) -> bool:
+        return self.score(figures) >= self.floor - 1e-9 * max(1.0, abs(self.floor))
 
 
 @dataclass(frozen=True)
@@ -76,6 +110,8 @@ class Target:
         min_ratio: the whole file is at least so many times smaller than the parameters in float32.
         max_accuracy_drop: the file's network is at most so many percentage points less accurate on the validation
             data than the network before; the smallest such file is looked for.
+        max_loss_increase: or its loss there is larger by at most this share of what it was: 0.1 is a tenth.
+        max_metric_drop: or the caller's metric is worse by at most so much, in its own unit.
 
     Raises:
         RecipeError: none or several are given, or one is out of range.
@@ -84,33 +120,36 @@ class Target:
     max_bytes: int | None = None
     min_ratio: float | None = None
     max_accuracy_drop: float | None = None
+    max_loss_increase: float | None = None
+    max_metric_drop: float | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) != 1:
-            raise RecipeError(f"give one of max_bytes, min_ratio and max_accuracy_drop, not {' and '.join(given)}")
+            names = list(vars(self))
+            raise RecipeError(f"give one of {', '.join(names[:-1])} and {names[-1]}, not {' and '.join(given)}")
         ((name, value),) = given.items()
         if isinstance(value, bool) or not isinstance(value, int if name == "max_bytes" else int | float):
             raise RecipeError(f"{name} must be a number{', whole' if name == 'max_bytes' else ''}, not {value!r}")
-        low, high = (0, 100) if name == "max_accuracy_drop" else (1, math.inf)
+        low, high = 1 if name in ("max_bytes", "min_ratio") else 0, 100 if name == "max_accuracy_drop" else math.inf
         if not low <= value < high:
             limit = f"lie between {low} and {high} points" if high < math.inf else f"be at least {low}, and finite"
             raise RecipeError(f"{name} must {limit}, not {value}")
 
     @classmethod
-    def of(
-        cls, max_bytes: int | None = None, min_ratio: float | None = None, max_accuracy_drop: float | None = None
-    ) -> "Target | None":
+    def of(cls, **given: Any) -> "Target | None":
         """The target, or None if none is given."""
-        if max_bytes is None and min_ratio is None and max_accuracy_drop is None:
-            return None
-        return cls(max_bytes, min_ratio, max_accuracy_drop)
+        return cls(**given) if any(value is not None for value in given.values()) else None
 
     def __str__(self) -> str:
         if self.max_bytes is not None:
             return f"at most {self.max_bytes:,} bytes"
         if self.min_ratio is not None:
             return f"at least {self.min_ratio:g} times smaller"
+        if self.max_loss_increase is not None:
+            return f"loss at most {100 * self.max_loss_increase:g} % larger"
+        if self.max_metric_drop is not None:
+            return f"metric at most {self.max_metric_drop:g} worse"
         return f"at most {self.max_accuracy_drop:g} points of accuracy lost"
 
     def budget(self, parameters: int) -> int | None:
@@ -119,19 +158,58 @@ class Target:
             return int(4 * parameters / self.min_ratio)
         return self.max_bytes
 
-    def missed_by(self, result: Result, accuracy_before: float | None) -> str | None:
+    def quality(self, before: Figures, metric: Metric | None = None) -> Quality | None:
+        """What is to be kept of what a network came to before; None: that is not what counts.
+
+        Raises:
+            DataError: it was not measured.
+        """
+        if self.max_bytes is not None or self.min_ratio is not None:
+            return None
+        name, sign = "accuracy", 1.0
+        if self.max_loss_increase is not None:
+            name, sign = "loss", -1.0
+        elif self.max_metric_drop is not None:
+            name, sign = "metric", 1.0 if metric is None or metric.higher_is_better else -1.0
+        value = getattr(before, name)
+        if value is None:
+            why = "the targets are no classes" if name == "accuracy" else "give val_loader, and metric= for a metric"
+            raise DataError(f"there is no validation {name} to keep to: {why}")
+        allowed = self._allowed(abs(value))
+        return Quality(name, sign, sign * value - allowed, max(allowed, _known_to(name, value, before.targets)))
+
+    def _allowed(self, size: float) -> float:
+        if self.max_loss_increase is not None:
+            return self.max_loss_increase * size
+        return self.max_metric_drop if self.max_metric_drop is not None else (self.max_accuracy_drop or 0.0) / 100
+
+    def missed_by(self, result: Result, before: Figures, metric: Metric | None = None) -> str | None:
         """How a result misses the target, and what to do; None if it doesn't."""
         budget = self.budget(result.compressed.original_parameters or 0)
         if budget is not None:
             return None if result.bytes <= budget else f"the file has {result.bytes:,} bytes, more than {budget:,}"
-        drop = 100 * ((accuracy_before or 0.0) - (result.accuracy or 0.0))
-        if self.max_accuracy_drop is None or drop <= self.max_accuracy_drop + 1e-9:
+        quality = self.quality(before, metric)
+        if quality is None or quality.is_kept(result.figures):
             return None
         return (
-            f"the most accurate of the files tried loses {drop:.2f} points on the validation data, more than "
-            f"{self.max_accuracy_drop:g}, at {show_bytes(result.bytes)}. Allow a larger drop, train longer "
-            "(epochs_scale), lower τ₁ (all.tau1), or take more shared values (mixture.components)"
+            f"the best of the files tried {self._lost(before, result.figures)}, at {show_bytes(result.bytes)}. Allow "
+            "more, train longer (epochs_scale), or give a network and data that are less at odds"
         )
+
+    def _lost(self, before: Figures, after: Figures) -> str:
+        if self.max_accuracy_drop is not None:
+            drop = 100 * ((before.accuracy or 0.0) - (after.accuracy or 0.0))
+            return f"loses {drop:.2f} points on the validation data, more than {self.max_accuracy_drop:g}"
+        name = "loss" if self.max_loss_increase is not None else "metric"
+        was, is_now = (math.nan if found is None else found for found in (getattr(before, name), getattr(after, name)))
+        return f"has a validation {name} of {is_now:.4g}, where it was {was:.4g}, and is to keep: {self}"
+
+
+def _known_to(name: str, value: float, targets: float | None) -> float:
+    """How precisely a figure is known: what is less than that must not turn a strength."""
+    if name != "accuracy":
+        return 1e-3 * max(abs(value), 1e-9)
+    return max(1e-3, math.sqrt(value * (1 - value) / targets) if targets else 0.0)
 
 
 def parse_bytes(text: str) -> int:
@@ -152,14 +230,16 @@ class TargetSteering(Steering):
 
     Args:
         phases: those of the compression.
+        ceiling: the most that the strength may be: less than what was too strong in a training before.
     """
 
-    def __init__(self, phases: Sequence[Phase]) -> None:
+    def __init__(self, phases: Sequence[Phase], ceiling: float | None = None) -> None:
         steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
         self.phase = steered.name if steered else None
         self._phases = {phase.name: phase for phase in phases}
         self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
-        self.log_strength = START if steered else 0.0
+        self._strongest = STRONGEST if ceiling is None else max(WEAKEST, math.log(ceiling))
+        self.log_strength = min(START, self._strongest) if steered else 0.0
 
     def strength(self) -> float:
         return math.exp(self.log_strength)
@@ -174,7 +254,7 @@ class TargetSteering(Steering):
             change = self._change(stats, course) if stats.epoch % every == 0 else None
             if change is not None:
                 change = min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE)
-                self.log_strength = min(max(self.log_strength + change, WEAKEST), STRONGEST)
+                self.log_strength = min(max(self.log_strength + change, WEAKEST), self._strongest)
         elif stats.phase in self._after and stats.epoch == (stats.epochs + 1) // 2:
             self._cut(course, mixed=course.phase.tau2 > 0)
 
@@ -256,26 +336,33 @@ class ByteSteering(TargetSteering):
         return quantize(posterior, self._how), posterior
 
 
-class AccuracySteering(TargetSteering):
-    """As strong as the accuracy on the validation data bears.
+class QualitySteering(TargetSteering):
+    """As strong as a figure on the validation data bears.
 
     Args:
-        floor: the accuracy to keep.
-        drop: by how much that is less than before.
+        quality: the figure to keep.
     """
 
-    def __init__(self, phases: Sequence[Phase], *, floor: float, drop: float) -> None:
-        super().__init__(phases)
-        # The accuracy itself is known to about a thousandth.
-        self._floor, self._drop = floor, max(drop, 1e-3)
+    def __init__(self, phases: Sequence[Phase], *, quality: Quality, ceiling: float | None = None) -> None:
+        super().__init__(phases, ceiling)
+        self._quality = quality
+
+    def on_epoch(self, stats: EpochStats, course: Course) -> None:
+        super().on_epoch(stats, course)
+        spare = self._spare(stats, 0.0)
+        if stats.phase in self._after and course.phase.tau1 and spare != -math.inf:
+            # What is dead stays so; the others can still be relieved.
+            self.log_strength = max(self.log_strength + GAIN * min(max(spare, -1.0), 0.0), WEAKEST)
 
     def _change(self, stats: EpochStats, course: Course) -> float | None:
-        if stats.accuracy is None:
-            return None
         # While rates are high the weights jitter, which costs accuracy that comes back.
-        jitter = self._drop * self._rate(stats.epoch / stats.epochs)
-        spare = (stats.accuracy - (self._floor - jitter)) / self._drop
-        return GAIN * min(max(spare, -2.0), 1.0)
+        spare = self._spare(stats, self._rate(stats.epoch / stats.epochs))
+        return None if spare == -math.inf else GAIN * min(max(spare, -2.0), 1.0)
+
+    def _spare(self, stats: EpochStats, jitter: float) -> float:
+        """How much better it is than it need be, in units of what may be lost."""
+        quality = self._quality
+        return (quality.score(stats) - (quality.floor - jitter * quality.slack)) / quality.slack
 
 
 def within_bytes(
@@ -288,7 +375,38 @@ def within_bytes(
     """
     loose = dataclasses.replace(how, prune_rate=1.0) if how.assignment == "mixture" else how
     best = largest_within(quantize(posterior, loose), posterior, size, budget)
-    # All that is not noise is in. What is left of the budget buys finer values.
+    # All that is not noise is in. What is left of the budget buys finer values, then weights that had been pruned.
+    best = _finer(best, posterior, how, size, budget, enough)
+    if size(best) < enough * budget:
+        best = _taken_back(best, posterior, how, size, budget)
+        best = _finer(best, posterior, how, size, budget, enough)
+    return best
+
+
+def _taken_back(
+    best: dict[str, QuantizedTensor], posterior: Posterior, how: Quantization, size: Size, budget: int
+) -> dict[str, QuantizedTensor]:
+    """With as many of the weights that had been pruned, the least noisy first, as the budget holds."""
+    everything = unpruned(best, posterior)
+    values = min(len(next(iter(best.values())).codebook) - 1, TAKEN_BACK_VALUES)
+    low, high = (sum(tensor.nonzero for tensor in held.values()) for held in (best, everything))
+    if not values or high <= low:
+        return best
+    high += 1
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        more = share_anew(trim(everything, posterior, middle), posterior, values, how.codebook_bits)
+        if size(more) <= budget:
+            best, low = (more if size(more) > size(best) else best), middle
+        else:
+            high = middle
+    return best
+
+
+def _finer(
+    best: dict[str, QuantizedTensor], posterior: Posterior, how: Quantization, size: Size, budget: int, enough: float
+) -> dict[str, QuantizedTensor]:
+    """The same weights by more values, as many as the budget holds."""
     values = len(next(iter(best.values())).codebook) - 1
     low, high = values, max(values, min(MOST_VALUES, sum(tensor.nonzero for tensor in best.values())))
     while size(best) < enough * budget and high - low > max(1, low // 50):
@@ -327,10 +445,10 @@ def largest_within(quantized: Quantized, posterior: Posterior, size: Size, budge
     return best
 
 
-def smallest_accurate(
-    posterior: Posterior, how: Quantization, finish: Callable[[Quantized], Result], floor: float
+def smallest_good(
+    posterior: Posterior, how: Quantization, finish: Callable[[Quantized], Result], quality: Quality
 ) -> Result:
-    """The smallest of a few files whose accuracy is at least `floor`, or if none is, the most accurate.
+    """The smallest of a few files that keep a figure, or if none does, the one that comes closest.
 
     Args:
         finish: trains the shared values of a quantized network and codes it.
@@ -342,18 +460,30 @@ def smallest_accurate(
     best: Result | None = None
     for _ in range(TRIALS):
         result = finish(trim(loose, posterior, kept))
-        if _accuracy(result) >= floor:
+        if quality.is_kept(result.figures):
             enough = min(enough, kept)
         else:
             too_few = max(too_few, kept)
-        if best is None or _is_better(result, best, floor):
-            best = result
+        best = better(result, best, quality)
         if too_few >= most or enough <= CLOSE * too_few or kept <= 1:
             break
         kept = _next_count(too_few, enough, most)
+    for finer in with_more(loose, posterior, how):
+        if best is not None and quality.is_kept(best.figures):
+            break
+        best = better(finish(finer), best, quality)
     if best is None:  # never: there is at least one trial
         raise TypeError(TRIALS)
     return best
+
+
+def with_more(loose: Quantized, posterior: Posterior, how: Quantization) -> Iterator[Quantized]:
+    """Ever more of the trained network: its weights by finer values, then all of them."""
+    present = len(next(iter(loose.values())).codebook) - 1
+    for values in FINER:
+        if values > present:
+            yield share_anew(loose, posterior, values, how.codebook_bits)
+    yield share_anew(unpruned(loose, posterior), posterior, FINER[-1], 32)
 
 
 def _next_count(too_few: float, enough: float, most: int) -> int:
@@ -362,12 +492,11 @@ def _next_count(too_few: float, enough: float, most: int) -> int:
     return int(enough / STRIDE) if too_few == 0 else int(math.sqrt(too_few * enough))
 
 
-def _is_better(one: Result, other: Result, floor: float) -> bool:
-    """Accurate and smaller; or at least more accurate."""
-    if min(_accuracy(one), _accuracy(other)) >= floor:
-        return one.bytes < other.bytes
-    return _accuracy(one) > _accuracy(other)
-
-
-def _accuracy(result: Result) -> float:
-    return 0.0 if result.accuracy is None else result.accuracy
+def better(one: Result, other: Result | None, quality: Quality) -> Result:
+    """The one that keeps the figure and is smaller; or at least comes closer to it."""
+    if other is None:
+        return one
+    kept = quality.is_kept(one.figures), quality.is_kept(other.figures)
+    if all(kept):
+        return one if one.bytes < other.bytes else other
+    return one if quality.score(one.figures) > quality.score(other.figures) else other

@@ -4,7 +4,8 @@ Everything here is exact: two values are equal only if every symbol, every bit o
 attribute is the same.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, repeat
@@ -26,10 +27,14 @@ __all__ = [
     "RawTensor",
     "TensorPrices",
     "UniformGrid",
+    "Varying",
+    "sized",
 ]
 
 MAX_SYMBOLS = 2**16
 MAX_LOG_SYMBOLS = 2**12
+#: Dimensions that one varying number may be the product of.
+MAX_FACTORS = 4
 
 #: dtype name → numpy dtype its bits are held in. bfloat16, which numpy lacks, is held as its bits.
 RAW_DTYPES: dict[str, np.dtype] = {
@@ -274,13 +279,44 @@ class RawTensor:
 
 
 @dataclass(frozen=True)
+class Varying:
+    """A number in a node's attributes that isn't fixed, but follows the sizes of earlier values.
+
+    It is ⌊factor · product of `dims` / divisor⌋ + offset. Without `dims`, in the shape that an `input` states, it is
+    whatever comes in. What the attribute itself holds is the number at the sizes that the graph was traced at.
+
+    Args:
+        attribute: that the number is in.
+        place: which one of several.
+        dims: (value, dimension) pairs; a dimension that depends on the batch size can't be one.
+    """
+
+    attribute: str
+    place: int = 0
+    dims: tuple[tuple[int, int], ...] = ()
+    factor: int = 1
+    divisor: int = 1
+    offset: int = 0
+
+    def at(self, shapes: Sequence[Sequence[int]]) -> int:
+        """The number, where the values so far have these shapes."""
+        product = math.prod(shapes[value][dim] for value, dim in self.dims)
+        return self.factor * product // self.divisor + self.offset
+
+
+@dataclass(frozen=True)
 class Node:
-    """One operator applied: to earlier values (`inputs`) and to tensors of the model, by role (None: absent)."""
+    """One operator applied: to earlier values (`inputs`) and to tensors of the model, by role (None: absent).
+
+    Args:
+        varying: the numbers among the attributes that follow the sizes of the network's inputs, in order.
+    """
 
     op: str
     inputs: tuple[int, ...]
     tensors: tuple[str | None, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    varying: tuple[Varying, ...] = ()
 
     def __post_init__(self) -> None:
         operator = OPERATORS.get(self.op)
@@ -295,6 +331,52 @@ class Node:
         if unknown:
             raise ModelError(f"{self.op} has no attribute {sorted(unknown)}")
         object.__setattr__(self, "attributes", operator.defaults() | dict(self.attributes))
+        self._check_varying([attribute.name for attribute in operator.attributes])
+
+    def _check_varying(self, names: list[str]) -> None:
+        for each in self.varying:
+            value = self.attributes.get(each.attribute)
+            count = len(value) if isinstance(value, tuple) else isinstance(value, int) and not isinstance(value, bool)
+            if not 0 <= each.place < count:
+                raise ModelError(f"{self.op} has no number {each.place} in its {each.attribute} that could vary")
+            if bool(each.dims) == (self.op == "input") or len(each.dims) > MAX_FACTORS or each.divisor < 1:
+                raise ModelError(f"{self.op}: {each.attribute} can't follow {len(each.dims)} dimensions")
+            if self.op == "input" and (each.factor, each.divisor, each.offset) != (1, 1, 0):
+                raise ModelError("what an input states is free, or it is not")
+        order = [(names.index(each.attribute), each.place) for each in self.varying]
+        if sorted(set(order)) != order:
+            raise ModelError(f"{self.op}: what varies is not in order")
+
+    def sized(self, shapes: Sequence[Sequence[int]]) -> dict[str, AttributeValue]:
+        """The attributes, where the values so far (of an `input`: its own) have these shapes."""
+        return sized(self.attributes, self.varying, shapes, self.inputs)
+
+    def renumbered(self, values: Mapping[int, int]) -> "Node":
+        """The same node where values have other numbers."""
+        return replace(
+            self,
+            inputs=tuple(values[value] for value in self.inputs),
+            varying=tuple(
+                replace(each, dims=tuple((values[value], dim) for value, dim in each.dims)) for each in self.varying
+            ),
+        )
+
+
+def sized(
+    attributes: Mapping[str, AttributeValue],
+    varying: Sequence[Varying],
+    shapes: Sequence[Sequence[int]],
+    inputs: Sequence[int],
+) -> dict[str, AttributeValue]:
+    """Attributes with their varying numbers worked out from the shapes of the values so far."""
+    result = dict(attributes)
+    for each in varying:
+        number = each.at(shapes) if each.dims else shapes[inputs[0]][each.place + 1]
+        old = result[each.attribute]
+        result[each.attribute] = (
+            (*old[: each.place], number, *old[each.place + 1 :]) if isinstance(old, tuple) else number
+        )
+    return result
 
 
 @dataclass(frozen=True)
@@ -315,8 +397,16 @@ class Graph:
         for position, node in enumerate(self.nodes):
             if not all(0 <= value < self.inputs + position for value in node.inputs):
                 raise ModelError(f"node {position} ({node.op}) reads values {node.inputs} that don't exist yet")
+            followed = [pair for each in node.varying for pair in each.dims]
+            if not all(self.inputs <= value < self.inputs + position and dim >= 0 for value, dim in followed):
+                raise ModelError(f"node {position} ({node.op}) follows sizes that don't exist yet: {followed}")
         if not all(0 <= value < self.inputs + len(self.nodes) for value in self.outputs):
             raise ModelError(f"the outputs {self.outputs} name values that don't exist")
+
+    @property
+    def varies(self) -> bool:
+        """Whether the graph runs at more sizes than those that its inputs state."""
+        return any(node.varying for node in self.nodes)
 
     def tensor_names(self) -> Iterator[str]:
         """The tensors the nodes read, in order of first use."""

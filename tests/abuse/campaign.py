@@ -4,7 +4,8 @@
 
 Steps that are not run keep the figures they have in report.json. `--minutes` is the processor time of the search led
 by branches, by all its `--jobs` together; it can also be run by itself (search.py). `--output` names another folder
-for report.json, search.json and REPORT.md than this one, which holds those that are committed.
+for report.json, search.json and REPORT.md than this one, which holds those that are committed. All steps but "coverage"
+need numpy and numba alone, and run in `--jobs` processes where they take long.
 """
 
 import argparse
@@ -90,10 +91,10 @@ def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[st
             "flips": lambda: many(checks.flips, largest_first),
             "enumerations": lambda: many(checks.enumerations, largest_first),
             "values": lambda: many(checks.values, list(checks.golden(150).values())),
-            "mutations": lambda: many(checks.mutated, [(-(-count // 50), seed) for seed in range(50)]),
+            "mutations": lambda: many(checks.mutated, [(-(-count // 100), seed) for seed in range(100)]),
             "search": lambda: search(minutes, jobs, folder / "search.json"),
-            "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache)),
-            "optimized": lambda: checks.mutated_optimized(bounds, 3),
+            "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache), jobs),
+            "optimized": lambda: checks.mutated_optimized(bounds, 3, jobs),
             "malformed": checks.malformed_corpus,
             "refusals": lambda: checks.refusals(20_000, 4),
             "claim": checks.claim_everything,
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page again from report.json")
     parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     if not arguments.page:
         steps = [step for step in arguments.steps.split(",") if step]
         campaign(arguments.mutations, arguments.minutes, arguments.jobs, arguments.bounds, steps, arguments.output)

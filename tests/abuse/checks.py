@@ -8,20 +8,24 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, reduce
 from itertools import chain
 from pathlib import Path
 from time import process_time
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 from malformed import malformed
 from mutation import GOLDEN, LIMITS, Outcome, fields, mutant, mutations, repaired, trial
 
-from bayeszip.codec import Limits, decode
+from bayeszip.codec import Limits, decode, encode, ways
 from bayeszip.errors import FormatError
 from bayeszip.operators import OPERATORS
+from bayeszip.tensors import CompressedModel, QuantizedTensor, UniformGrid
 
 __all__ = [
     "audit_events",
@@ -40,6 +44,8 @@ __all__ = [
     "prefixes",
     "refusals",
     "seeds",
+    "small_ways",
+    "small_ways_files",
     "values",
 ]
 
@@ -101,11 +107,39 @@ def _every_value(blob: bytes, places: Iterable[int], limits: Limits) -> Outcome:
 
 
 def mutated(task: tuple[int, int]) -> Outcome:
-    """So many mutants of the small golden files and of the malformed corpus, by a seed."""
+    """So many mutants of the small golden files, of the malformed corpus and of all ways of coding, by a seed."""
     count, seed = task
     outcome = Outcome()
-    mutations(seeds(), count, seed, outcome)
+    with small_ways():
+        mutations(seeds(), count, seed, outcome)
     return outcome
+
+
+@contextmanager
+def small_ways() -> Iterator[None]:
+    """Within, small tensors have a choice of ways and small networks streams, as only large ones have otherwise."""
+    with patch.object(ways, "LEAST_CELLS", 16), patch.object(ways, "_STREAM", 64):
+        yield
+
+
+def small_ways_files() -> list[bytes]:
+    """Files of small models in all ways, alone and in streams; to be read within `small_ways` only."""
+    gauss = np.random.default_rng(1)
+    grid, codebook = UniformGrid(0.25, 13), np.array([0, -0.5, 0.75, 0.125, -1.5], dtype=np.float32)
+
+    def smooth(shape: tuple[int, ...]) -> QuantizedTensor:
+        numbers = np.rint(gauss.normal(size=shape).cumsum(axis=-1)).clip(-6, 6).astype(np.int64)
+        return QuantizedTensor.on_grid(np.where(numbers < 0, -2 * numbers - 1, 2 * numbers), grid)
+
+    def sparse(shape: tuple[int, ...]) -> QuantizedTensor:
+        return QuantizedTensor(gauss.integers(1, 5, shape) * (gauss.random(shape) < 0.2), codebook)
+
+    several = CompressedModel({"a": smooth((8, 9)), "b": sparse((9, 8)), "c": smooth((4, 2, 3, 3)), "d": smooth((70,))})
+    alone = [CompressedModel({"w": tensor}) for tensor in (smooth((4, 3, 3, 3)), sparse((12, 9)), smooth((40,)))]
+    with small_ways():
+        return [encode(model, ways=way << 1) for model in alone for way in (ways.QUICK, ways.NEIGHBORS)] + [
+            encode(several, ways=number) for number in (0b010000101, 0b100100011, 0b1)
+        ]
 
 
 def by_many(check: Callable[[Any], Outcome], tasks: list[Any], jobs: int) -> Outcome:
@@ -120,9 +154,11 @@ def by_many(check: Callable[[Any], Outcome], tasks: list[Any], jobs: int) -> Out
 def seeds() -> list[bytes]:
     """What mutants descend from: small golden files and malformed ones; tried once, which loads compiled loops."""
     found = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
+    found += small_ways_files()
     for _ in range(2):  # the second time with all of them compiled
         for blob in found:
-            trial(blob, Outcome())
+            with small_ways():
+                trial(blob, Outcome())
     return found
 
 
@@ -233,7 +269,7 @@ import hashlib, json
 from checks import golden
 from bayeszip.codec import decode, describe, encode
 sha = hashlib.sha256()
-for blob in golden(400).values():
+for blob in golden(8000).values():
     described = describe(blob)
     sha.update(encode(decode(blob), coder=described.coder, **described.options))
 print(json.dumps({"digest": sha.hexdigest()}))
@@ -247,7 +283,7 @@ print(json.dumps({"digest": sha.hexdigest()}))
         ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": simd}, ("-O",)),
     ]
     found = {_in_new_process(code, environment, flags)["digest"] for environment, flags in settings}
-    return {"settings": len(settings), "files": len(golden(400)), "digests": len(found)}
+    return {"settings": len(settings), "files": len(golden(8000)), "digests": len(found)}
 
 
 def memory() -> list[dict]:
@@ -310,26 +346,38 @@ print(json.dumps(out))
     return [(name, Path(path), size) for name, path, size in _in_new_process(code)]
 
 
-def mutated_with_bounds_checked(count: int, seed: int, cache: Path) -> dict:
+def mutated_with_bounds_checked(count: int, seed: int, cache: Path, jobs: int = 1) -> dict:
     """Mutants again, with numba checking every index: no loop leaves its arrays."""
-    code = f"""
-import json
-from checks import mutated
-outcome = mutated(({count}, {seed}))
-print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
-"""
-    return _in_new_process(code, {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)})
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
+    return _mutated_elsewhere(count, seed, jobs, checked, ())
 
 
-def mutated_optimized(count: int, seed: int) -> dict:
+def mutated_optimized(count: int, seed: int, jobs: int = 1) -> dict:
     """Mutants under `python -O`, which drops assertions."""
-    code = f"""
+    return _mutated_elsewhere(count, seed, jobs, None, ("-O",))
+
+
+def _mutated_elsewhere(
+    count: int, seed: int, jobs: int, environment: dict[str, str] | None, flags: tuple[str, ...]
+) -> dict:
+    """So many mutants in new processes, each with a share of them and a seed of its own."""
+
+    def share(job: int) -> dict:
+        code = f"""
 import json
 from checks import mutated
-outcome = mutated(({count}, {seed}))
+outcome = mutated(({-(-count // jobs)}, {seed + 1000 * job}))
 print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
 """
-    return _in_new_process(code, flags=("-O",))
+        return _in_new_process(code, environment, flags)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        shares = list(pool.map(share, range(jobs)))
+    return {
+        "tried": sum(each["tried"] for each in shares),
+        "accepted": sum(each["accepted"] for each in shares),
+        "faults": [fault for each in shares for fault in each["faults"]],
+    }
 
 
 def limits_hold(blob: bytes, elements: int, size: int) -> bool:

@@ -124,7 +124,16 @@ _HEADERS = [
 #: what follows the name of a tensor of 2 × 3, with scales
 _SCALED = "10 01 05 00 01 77 04 02 03 10 00"
 
+#: a vector of 4096, quantized, after the coder's option
+_LARGE = "01 05 00 01 77 02 8020 10 00 08 003c 00c0"
+
 _NEWER = [
+    ("an option of 0", "08 00" + _LARGE, "NotCanonical"),
+    ("an option in more bytes than it needs", "08 8400" + _LARGE, "NotCanonical"),
+    ("an option without end", "08" + "80" * 1300 + "01" + _LARGE, "InvalidField"),
+    ("a way that doesn't exist", "08 06" + _LARGE, "InvalidField"),
+    ("ways of more tensors than there are", "08 10" + _LARGE, "InvalidField"),
+    ("a way of a small tensor", "08 04 01 05 00 01 77 02 03 10 00 08 003c 00c0", "InvalidField"),
     ("flags unknown", "20 00", "InvalidField"),
     ("scales of nothing", "10 00", "NotCanonical"),
     ("scales of none", _SCALED + "00 00 08 003c 00c0", "NotCanonical"),
@@ -215,6 +224,8 @@ def malformed() -> Iterator[tuple[str, bytes, str]]:
         yield f"version 2: {name}", repaired(b"BAYZ\x22" + bytes.fromhex(body)), error
     huge = _SCALED + "01 00 05 007f"  # scales with the tensor's own codebook, whose one value is 2¹²⁷
     yield "version 2: values times scales beyond float32", _context(huge, ((0, 1), (0, 1)), b"", 2), "InvalidField"
+    told = ((1, 1), (31, 5), (100, 7))
+    yield "version 2: the wrong mean magnitude", _context("08 04" + _LARGE, told, b"", 2), "NotCanonical"
     for name, body, bits, error in _CSR:
         yield f"csr-huffman: {name}", _csr(body, bits), error
     for name, body, plain, tail, error in _CONTEXT:

@@ -34,6 +34,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "codec")]
 
 import numpy as np  # noqa: E402
 import second_decoder  # noqa: E402
+from checks import small_ways_files  # noqa: E402
 from malformed import malformed  # noqa: E402
 from mutation import GOLDEN, Outcome, mutant, trial  # noqa: E402
 
@@ -43,12 +44,15 @@ from bayeszip.codec import (  # noqa: E402
     contexts,
     counting,
     decode,
+    describe,
     encode,
     evidence,
     matrix,
     mixing,
     rangecoder,
     rawbytes,
+    streams,
+    ways,
 )
 from bayeszip.errors import FormatError  # noqa: E402
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor  # noqa: E402
@@ -171,7 +175,9 @@ def lie(blob: bytes, dice: random.Random) -> bytes | None:
     try:
         model = decode(blob, LIMITS)
         with turned(dice.randrange(1 << dice.randrange(1, 12))):
-            return container._write(model, contexts.ContextCoder(), "context")
+            described = describe(blob, LIMITS)
+            coder = streams.ContextCoder(**described.options if described.coder == "context" else {})
+            return container._write(model, coder, "context")
     except FormatError:
         return None
 
@@ -181,6 +187,8 @@ def seeds(small_as_large: bool) -> list[bytes]:
     found = [path.read_bytes() for path in GOLDEN if path.stat().st_size <= LONGEST]
     found += [blob for _, blob, _ in malformed() if 9 < len(blob) <= LONGEST]
     if small_as_large:
+        ways.LEAST_CELLS, ways._STREAM = 16, 64
+        found += small_ways_files()
         matrix._MOST_CELLS, matrix._MOST_WEIGHTS, matrix._LEAST_SIDE, matrix._FLAT_COLUMNS = 100, 20, 4, 16
         for module in (rawbytes, contexts):
             vars(module)["LEAST_NOISE"] = 16

@@ -30,7 +30,17 @@ import numpy as np
 from bayeszip.codec import Limits, encode, inspect
 from bayeszip.errors import BayeszipError, ModelError
 from bayeszip.operators import OPERATORS, Attribute, Operator
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, LogGrid, Node, QuantizedTensor, RawTensor, UniformGrid
+from bayeszip.tensors import (
+    RAW_DTYPES,
+    CompressedModel,
+    Graph,
+    LogGrid,
+    Node,
+    QuantizedTensor,
+    RawTensor,
+    UniformGrid,
+    Varying,
+)
 
 __all__ = ["Findings", "campaign", "stranger", "worker"]
 
@@ -207,6 +217,40 @@ def _spoil(sketch: Sketch) -> None:
         sketch.tensors[dice.choice(_ODD_NAMES)] = sketch.tensors[sketch.tensor(dice.randint(0, 3), 2)]
 
 
+def _vary(sketch: Sketch) -> None:
+    """Let sizes of inputs be free, and numbers in attributes follow sizes: most so that they fit as they are."""
+    dice = sketch.dice
+    for at, node in enumerate(sketch.nodes):
+        if node.op == "input":
+            shape = node.attributes["shape"]
+            free = [place for place in range(len(shape)) if dice.random() < 0.6]  # type: ignore[arg-type]
+            sketch.nodes[at] = replace(node, varying=tuple(Varying("shape", place) for place in free))
+        elif dice.random() < 0.5:
+            sketch.nodes[at] = replace(node, varying=tuple(_followed(sketch, at, node)))
+
+
+def _followed(sketch: Sketch, at: int, node: Node) -> Iterator[Varying]:
+    dice, shapes = sketch.dice, sketch.shapes[sketch.inputs : sketch.inputs + at]
+    known = [
+        (sketch.inputs + value, dim, size)
+        for value, shape in enumerate(shapes)
+        for dim, size in enumerate(shape or ())
+        if size > 0
+    ]
+    for attribute in OPERATORS[node.op].attributes:
+        held = node.attributes[attribute.name]
+        numbers = held if isinstance(held, tuple) else (held,)
+        for place, number in enumerate(numbers):
+            if not isinstance(number, int) or isinstance(number, bool) or not known or dice.random() < 0.4:
+                continue
+            same = [each for each in known if each[2] == number]
+            picked = dice.choices(same if same and dice.random() < 0.7 else known, k=dice.choice((1, 1, 1, 2, 4)))
+            factor, divisor = dice.choice(((1, 1), (1, 1), (2, 1), (1, 2), (-1, 1), (2**31, 1), (0, 3)))
+            plain = Varying(attribute.name, place, tuple(each[:2] for each in picked), factor, divisor)
+            at_hand = plain.at([shape or (1,) * 9 for shape in (*((),) * sketch.inputs, *shapes)])
+            yield replace(plain, offset=number - at_hand if dice.random() < 0.9 else dice.choice(_ODD_INTS))
+
+
 def _rename(sketch: Sketch, old: str, new: str) -> None:
     if new not in sketch.tensors:
         sketch.tensors = {new if name == old else name: tensor for name, tensor in sketch.tensors.items()}
@@ -240,6 +284,8 @@ def stranger(seed: int) -> CompressedModel:
     if sketch.nodes and dice.random() < 0.5:
         for _ in range(dice.choice((1, 1, 2, 4))):
             _spoil(sketch)
+    if stated and dice.random() < 0.4:
+        _vary(sketch)
     last = sketch.inputs + len(sketch.nodes) - 1
     outputs = (last,) if dice.random() < 0.8 else tuple(dice.randint(0, last) for _ in range(dice.randint(0, 3)))
     return CompressedModel(sketch.tensors, Graph(sketch.inputs, tuple(sketch.nodes), outputs))
@@ -304,6 +350,9 @@ def _through(seed: int, folder: Path, refused: Counter) -> None:
         return
     with _door("run", refused):
         _run(model, network, path, seed)
+    for turn in range(4 if model.graph is not None and model.graph.varies else 0):
+        with _door("run at another size", refused):
+            _run(model, network, path, seed + turn, other=True)
     if seed % 20 == 0 and model.graph is not None and graph.soundness.states_inputs(model.graph):
         with _door("against", refused):
             loading.verify(path, against=network, limits=LIMITS)
@@ -349,17 +398,30 @@ def _report(path: Path) -> None:
         raise Finding("report: a name of the file came through")
 
 
-def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: int) -> None:
-    """Twice on the same inputs, with other things in memory the second time: one answer."""
+def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: int, *, other: bool = False) -> None:
+    """Twice on the same inputs, with other things in memory the second time: one answer.
+
+    Args:
+        other: whether to run at other sizes than those that are stated, small ones, none, or far too large ones.
+    """
     import torch
 
     from bayeszip import loading
+    from bayeszip.graph.free import input_shapes
     from bayeszip.graph.proof import outputs_of, random_inputs
 
     assert model.graph is not None
     generator = torch.Generator().manual_seed(seed)
     stated = {node.inputs for node in model.graph.nodes if node.op == "input"}
-    if len(stated) == model.graph.inputs:
+    if other:
+        dice = random.Random(seed)
+        shapes = [list(shape) for shape in input_shapes(model.graph)]
+        for node in model.graph.nodes:
+            for each in node.varying if node.op == "input" else ():
+                size = dice.choice((0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 10, 12, 60, 3000))
+                shapes[node.inputs[0]][each.place + 1] = size
+        inputs = random_inputs(model, generator, batch=2, shapes=[tuple(shape) for shape in shapes])
+    elif len(stated) == model.graph.inputs:
         inputs = random_inputs(model, generator, batch=2)
     else:
         dice = random.Random(seed)
@@ -367,9 +429,9 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
         inputs = tuple(torch.randn(2, *shape) for shape in shapes)
     with torch.no_grad():
         answers = []
-        for again in (False, True):
-            net = loading.load(path, limits=LIMITS) if again else network
-            litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if again else []
+        for second in (False, True):
+            net = loading.load(path, limits=LIMITS) if second else network
+            litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if second else []
             try:
                 answers.append(outputs_of(net(*inputs)))
             except IndexError as error:  # numbers that the network computes, and then picks rows by
@@ -381,8 +443,8 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
                     raise ModelError(str(error)) from error
                 raise
             del litter
-    for one, other in zip(*answers, strict=True):
-        if one.shape != other.shape or not torch.equal(one.double().nan_to_num(7.0), other.double().nan_to_num(7.0)):
+    for one, again in zip(*answers, strict=True):
+        if one.shape != again.shape or not torch.equal(one.double().nan_to_num(7.0), again.double().nan_to_num(7.0)):
             raise Finding("run: two answers")
 
 

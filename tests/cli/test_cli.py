@@ -109,10 +109,11 @@ def compressed(folder):
 
 
 def test_compress_writes_what_evaluate_measures_in_a_new_process(folder, compressed):
-    done = command(folder, "evaluate", "net.bayz", "--data", "idx:images", "--json")
+    done = command(folder, "evaluate", "net.bayz", "--data", "idx:images", "--loss", "cross-entropy", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures == compressed
+    # A file doesn't know how its training went.
+    assert figures == {name: value for name, value in compressed.items() if name != "warnings"}
     assert figures["accuracy"] > 0.9
     assert figures["bytes"] == (folder / "net.bayz").stat().st_size
     assert figures["params"] == 64 * 12 + 12 + 12 * 2 + 2
@@ -196,7 +197,9 @@ def test_weights_come_from_safetensors(run, folder):
         (compress_arguments("x.bayz", "--weights", "w.pt"), 1, "safetensors files only"),
         (compress_arguments("x.bayz", "--weights", "gone.safetensors"), 1, "can't read gone.safetensors"),
         (["compress", "nets:tiny", "--data", "nets:not_loaders", "-o", "x.bayz"], 1, "must return (train, validation)"),
-        (["compress", "nets:tiny"], 2, "Missing option"),
+        (["compress", "nets:tiny"], 2, "say where to write the file, with -o; or only try, with --dry-run"),
+        (compress_arguments("x.bayz", "--strength", "fc=much"), 2, "PATTERN=FACTOR, not 'fc=much'"),
+        (compress_arguments("x.bayz", "--exclude", "encoder"), 1, "no parameter or module is called 'encoder'"),
         (["nonsense"], 2, "No such command"),
         (["compress", "nets:tiny", "-o", "x.bayz", "--seed", "minus"], 2, "--seed"),
     ],
@@ -243,8 +246,9 @@ def test_ctrl_c_in_the_middle_stops_cleanly(folder, tmp_path):
     assert "phase l2" in process.stderr.readline()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    _, errors = process.communicate(timeout=60)
+    # A shell shows 130 for both: Python ends by the signal itself where it came amid code that was made as text.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "interrupted; nothing was written" in errors
     assert "Traceback" not in errors
     assert output.read_bytes() == b"old"
@@ -296,3 +300,25 @@ def test_a_record_that_can_not_be_written_is_refused_before_the_training(run, tm
     assert done.returncode == 1
     assert "can't create the folder" in done.stderr
     assert not (tmp_path / "x.bayz").exists()
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
+    arguments = ["compress", "nets:tiny", "--data", "idx:images", "--recipe", "quick", "--device", "cpu", "--dry-run"]
+    done = run(*arguments, "--json", "--exclude", "3", "--strength", "1.weight=0.5")
+    figures = json.loads(done.stdout)
+    assert figures["pruned"] == {
+        "1.weight": {"weights": 768, "strength": 0.5},
+        "1.bias": {"weights": 12, "strength": 1.0},
+    }
+    assert figures["not_pruned"] == [{"name": "3", "why": "Linear, excluded"}]
+    assert figures["floor"] > 0
+    assert figures["seconds"] > 0
+    assert "no file is below" in run(*arguments, "-o", "dry.bayz").stdout
+    assert not (folder / "dry.bayz").exists()
+
+
+def test_patterns_reach_the_record(run, folder):
+    patterns = ["--include", "*.weight", "--exclude", "3", "--strength", "1=2"]
+    assert run(*compress_arguments("chosen.bayz", "--run", "chosen", *patterns)).returncode == 0
+    layers = json.loads((folder / "chosen" / "result.json").read_text())["recipe"]["layers"]
+    assert layers == {"include": ["*.weight"], "exclude": ["3"], "strengths": [{"pattern": "1", "factor": 2.0}]}

@@ -1,5 +1,6 @@
 """Models for the codec's tests: LeNet-like ones, and hypothesis strategies for any."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from bayeszip.tensors import (
     QuantizedTensor,
     RawTensor,
     UniformGrid,
+    Varying,
 )
 
 __all__ = ["compressed_models", "graph_of_chain", "lenet", "newer_tensors", "quantized_tensors", "raw_tensors"]
@@ -121,11 +123,24 @@ def compressed_models(draw: st.DrawFn) -> CompressedModel:
         op = draw(st.sampled_from(["linear", "conv2d", "max_pool2d", "relu", "reshape"]))
         owned = tuple(draw(st.sampled_from([None, *names])) for _ in range(2 if op in ("linear", "conv2d") else 0))
         attributes = draw(st.fixed_dictionaries({}, optional=_ATTRIBUTES.get(op, {})))
-        nodes.append(Node(op, (draw(st.integers(0, inputs + position - 1)),), owned, attributes))
+        node = Node(op, (draw(st.integers(0, inputs + position - 1)),), owned, attributes)
+        nodes.append(replace(node, varying=draw(_varying(node, inputs, inputs + position - 1))))
     values = st.integers(0, inputs + len(nodes) - 1)
     graph = draw(st.one_of(st.none(), st.builds(Graph, st.just(inputs), st.just(tuple(nodes)), st.tuples(values))))
     original = draw(st.one_of(st.none(), st.integers(0, 2**40)))
     return CompressedModel(tensors, graph, original)
+
+
+@st.composite
+def _varying(draw: st.DrawFn, node: Node, inputs: int, newest: int) -> tuple[Varying, ...]:
+    """Numbers of the node's last attribute that follow earlier values, if there are any."""
+    name, value = list(node.attributes.items())[-1] if node.op == "reshape" else ("", ())
+    if newest < inputs or not isinstance(value, tuple) or not value:
+        return ()
+    dims = st.lists(st.tuples(st.integers(inputs, newest), st.integers(0, 4)), min_size=1, max_size=4).map(tuple)
+    numbers = st.tuples(st.integers(-9, 2**20), st.integers(1, 300), st.integers(-(2**40), 2**40))
+    places = sorted(draw(st.sets(st.integers(0, len(value) - 1), max_size=3)))
+    return tuple(Varying(name, place, draw(dims), *draw(st.one_of(st.just((1, 1, 0)), numbers))) for place in places)
 
 
 _INTS = st.tuples(st.integers(-9, 9), st.integers(0, 2**40))

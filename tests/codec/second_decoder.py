@@ -39,13 +39,17 @@ def read(blob: bytes) -> dict:
     header = Header(blob[:-4], 5)
     coders: dict[int, type[Csr] | type[Context]] = {1: Csr, 2: Context}
     coder = coders[blob[4] & 15](blob[header.at : -4], header)
+    split = iter(streams_of(blob, header) if blob[4] & 15 == 2 and header.option else ())
+    ways = ways_of(header) if blob[4] & 15 == 2 else {}
     tensors: dict[str, tuple[tuple[int, ...], str | bytes, list[int]]] = {}
     scales, grids = {}, {}
     for name, shape, kind in header.tensors:
+        coder = next(split, coder)
         if kind < 16:
             tensors[name] = (shape, DTYPES[kind], coder.raw(shape, DTYPES[kind]))
             continue
-        tensors[name] = (shape, header.books[kind - 16], coder.quantized(shape, header.books[kind - 16], kind))
+        book = header.books[kind - 16]
+        tensors[name] = (shape, book, coder.quantized(shape, book, kind, ways.get(name, 0)))
         grids[name] = header.grids[kind - 16]
         if header.scales.get(name):
             number, axis = divmod(header.scales[name] - 1, 2)
@@ -53,6 +57,27 @@ def read(blob: bytes) -> dict:
             scales[name] = (axis, book, coder.quantized(shape[axis : axis + 1], book, 16 + number))
     read = {"tensors": tensors, "nodes": header.nodes, "ends": header.ends, "original": header.original}
     return read | {"scales": scales, "grids": grids, "version": blob[4] >> 4}
+
+
+def ways_of(header: "Header") -> dict[str, int]:
+    large = [name for name, shape, kind in header.tensors if kind > 15 and prod(shape) >= 4096][:4095]
+    return {name: header.option >> 1 + 2 * place & 3 for place, name in enumerate(large)}
+
+
+def streams_of(blob: bytes, header: "Header") -> "list[Context]":
+    """For each tensor the coder of the stream that it is in."""
+    counts, held = [0], 0
+    for _, shape, _ in header.tensors:
+        if header.option & 1 and held >= 1 << 19:
+            counts, held = [*counts, 0], 0
+        counts[-1] += 1
+        held += prod(shape)
+    lengths = [header.number() for _ in counts[1:]]
+    coders, at = [], header.at
+    for count, length in zip(counts, [*lengths, len(blob) - 4 - at - sum(lengths)], strict=True):
+        coders += [Context(blob[at : at + length], header)] * count
+        at += length
+    return coders
 
 
 class Header:
@@ -177,7 +202,20 @@ class Header:
                 else:
                     (value,) = struct.unpack("<d", self.take(8))
                 attributes[attribute.name] = value
-        return operator.name, inputs, tensors, attributes
+        varied = mask >> 2 + len(operator.attributes) & 1
+        return (
+            operator.name,
+            inputs,
+            tensors,
+            attributes,
+            [self.varied() for _ in range(self.number() if varied else 0)],
+        )
+
+    def varied(self) -> tuple:
+        """(slot, (distance, dimension) pairs, factor, divisor, offset) of a number that follows sizes."""
+        slot, (count, scaled) = self.number(), divmod(self.number(), 2)
+        dims = [(self.number(), self.number()) for _ in range(count)]
+        return slot, dims, *((self.signed(), self.number(), self.signed()) if scaled else (1, 1, 0))
 
 
 class Csr:
@@ -213,7 +251,7 @@ class Csr:
             return [0] * count
         return [int.from_bytes(bytes(self.get(8) for _ in range(size)), "little") for _ in range(count)]
 
-    def quantized(self, shape: tuple, book: bytes, kind: int) -> list[int]:
+    def quantized(self, shape: tuple, book: bytes, kind: int, way: int = 0) -> list[int]:
         size = prod(shape)
         out = [0] * size
         if not size or not self.get(1):
@@ -334,24 +372,24 @@ class Context:
             value = 2 * value + self.bit(1 << 15)
         return value
 
-    def quantized(self, shape: tuple, book: bytes, kind: int) -> list[int]:
+    def quantized(self, shape: tuple, book: bytes, kind: int, way: int = 0) -> list[int]:
         size = prod(shape)
         out = [0] * size
         rows = shape[0] if len(shape) > 1 else 1
         columns = size // rows if rows else 0
         if size and self.bits(1):
-            self.filled(shape, size, rows, columns, book, kind, out)
+            self.filled(shape, size, rows, columns, book, kind, out, way)
         if size and len(shape) > 1 and not (size > 1 << 19 and min(rows, columns) < 16):
             self.units = [sum(map(bool, out[row * columns : (row + 1) * columns])) for row in range(rows)]
         return out
 
-    def filled(self, shape: tuple, size: int, rows: int, columns: int, book: bytes, kind: int, out: list) -> None:
+    def filled(self, shape, size: int, rows: int, columns: int, book: bytes, kind: int, out: list, way: int) -> None:
         kernel, lag = prod(shape[2:]), shape[-1] if len(shape) > 3 and 1 < shape[-1] < 64 else 0
         if size > 1 << 19 and min(rows, columns) < 16:
             rows, columns, kernel, lag = -(-size // 4096), 4096, 1, 0
         flagged = rows > 1
         density = self.bits(5)
-        mixed = size <= 1 << 19 and size >> (density + 1) // 2 <= 1 << 17
+        mixed = size <= 1 << 19 and size >> (density + 1) // 2 <= 1 << 17 and not way
         if mixed and flagged and not lag:
             lag = self.bits(6)
         units = self.units if len(self.units) > 1 and columns % len(self.units) == 0 else []
@@ -364,6 +402,8 @@ class Context:
         levels = (len(values) - 1).bit_length()
         if mixed:
             self.mixed(out, live_rows, live_columns, kernel, lag, density, units, len(values), levels, kind)
+        elif way == 2:
+            self.neighbors(out, live_rows, live_columns, kernel, lag, values, levels)
         else:
             self.counted(out, live_rows, live_columns, len(values), levels)
         out[:] = [order[rank] for rank in out]
@@ -489,6 +529,57 @@ class Context:
                 table.learn(key, bit, 1 << 20)
             node = 2 * node + bit
         return node - (1 << levels)
+
+    def neighbors(self, out, rows, columns, kernel, lag, values, levels) -> None:
+        negative, spread, width = sum(value < 0 for value in values), 32 * self.bits(7), len(columns)
+        numbers: dict[tuple[int, int], int] = {}
+        evidence = Evidence()
+        mixers = [Mixer((65536,) if level < levels - 8 else (19660,) * 6, 20) for level in range(levels)]
+        mixers.append(Mixer((19660,) * 6, 20))
+
+        def size(total: int, parts: int) -> int:
+            return min(max((ln(16 * total // parts + 1) - spread + 384) // 96, 0), 7) if total else 0
+
+        def side(number: int) -> int:
+            if not number:
+                return 0
+            way = min(max((ln(16 * abs(number) + 1) - spread + 760) // 224, 0), 4)
+            return way if number > 0 else -way
+
+        for row, column in ((row, column) for row in range(len(rows)) for column in range(width)):
+            at = row * width + column
+            if at >= len(out) or not rows[row] or not columns[column]:
+                continue
+
+            def there(up: int, back: int) -> int:
+                return numbers.get((row - up, column - back), 0)  # noqa: B023
+
+            left, left2, above, higher = there(0, 1), there(0, 2), there(1, 0), there(2, 0)
+            before = there(0, kernel) if kernel > 1 else 0
+            magnitudes = [2 * left, 2 * above, before, left2, higher, there(1, 1), there(1, -1)]
+            contexts = [
+                (),
+                (1, size(sum(map(abs, magnitudes)), 9)),
+                (2, size(abs(left) + abs(left2), 2), side(left)),
+                (3, size(abs(above) + abs(higher), 2), side(above)),
+                (4, side(before), side(there(0, lag) if lag > 1 else 0)),
+                (5, side(2 * left - left2), side(left + above - there(1, 1))),
+            ]
+            node = 0
+            for level in range(levels, -1, -1):
+                bit = 0
+                if not node or (2 * node + 1 << level) - (1 << levels) < len(values):
+                    keys = [(context, node) for context in (contexts if node < 256 else [()])]
+                    bit = mixers[level].code(self, [ln(evidence[k][1] + 8) - ln(evidence[k][0] + 8) for k in keys])
+                    for key in keys:
+                        evidence.learn(key, bit, 1 << 12)
+                node = 2 * node + bit
+                if not node:
+                    break
+            if node:
+                rank = node - (1 << levels) + 1
+                out[at] = rank
+                numbers[row, column] = rank - negative - (rank <= negative)
 
     def counted(self, out, rows, columns, values, levels) -> None:
         width, live_rows, weights, cells = len(columns), 0, 0, 0

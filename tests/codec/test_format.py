@@ -46,7 +46,7 @@ def test_golden_files_decode_bit_for_bit(name):
 
 def test_no_golden_file_is_missing():
     assert {f"{path.parent.name}/{path.name}" for path in GOLDEN.glob("v?/*.bayz")} == set(MANIFEST)
-    assert len(MANIFEST) >= 28
+    assert len(MANIFEST) >= 35
 
 
 def _numbers(grid: UniformGrid | LogGrid | None) -> tuple | None:
@@ -79,9 +79,19 @@ def agrees(blob: bytes, model: CompressedModel) -> None:
     if model.graph is None:
         assert other["nodes"] is None
         return
-    for (op, _, _, attributes), node in zip(other["nodes"], model.graph.nodes, strict=True):
+    for position, (told, node) in enumerate(zip(other["nodes"], model.graph.nodes, strict=True)):
+        op, _, _, attributes, varied = told
         assert op == node.op
         assert OPERATORS[op].defaults() | attributes == node.attributes
+        names, newest = list(OPERATORS[op].defaults()), model.graph.inputs + position - 1
+        assert varied == [
+            (
+                each.place * len(names) + names.index(each.attribute),
+                [(newest - value, dim) for value, dim in each.dims],
+                *(each.factor, each.divisor, each.offset),
+            )
+            for each in node.varying
+        ]
     inputs, outputs = other["ends"] or (1, [len(model.graph.nodes)])
     assert (inputs, tuple(outputs)) == (model.graph.inputs, model.graph.outputs)
 

@@ -82,7 +82,7 @@ def module_of(network):
     return Classifier()
 
 
-def lightning_fit(network, *callbacks, checkpoint=None, **options):
+def lightning_fit(network, *callbacks, checkpoint=None, validation=None, module=None, **options):
     from lightning.pytorch import Trainer, seed_everything
 
     seed_everything(1, verbose=False)
@@ -96,7 +96,8 @@ def lightning_fit(network, *callbacks, checkpoint=None, **options):
         callbacks=list(callbacks),
         **options,
     )
-    trainer.fit(module_of(network), DataLoader(TensorDataset(*blobs()), 32, shuffle=True), ckpt_path=checkpoint)
+    training = DataLoader(TensorDataset(*blobs()), 32, shuffle=True)
+    trainer.fit(module or module_of(network), training, validation, ckpt_path=checkpoint)
     return trainer
 
 
@@ -109,6 +110,20 @@ def test_lightning(model, tmp_path, options):
     trainer = lightning_fit(model, callback, **options)
     assert callback.compressor.total_steps == trainer.global_step
     check_file(tmp_path / "net.bayz", callback.result, model)
+
+
+def test_lightning_logs_sizes_and_judges_what_comes_out(model):
+    callback = bayeszip.LightningCallback(RECIPE)
+    module = module_of(model)
+    module.example_input_array = None
+    module.validation_step = lambda batch: None
+    trainer = lightning_fit(model, callback, validation=DataLoader(TensorDataset(*blobs(seed=1)), 64), module=module)
+    assert 0 <= trainer.callback_metrics["bayeszip/zeros"] <= 1
+    assert trainer.callback_metrics["bayeszip/bytes"] < 4000
+    # Example inputs came from a batch.
+    assert callback.result.without_graph is None
+    assert callback.result.fit.before.accuracy > 0.9
+    assert callback.result.accuracy > 0.9
 
 
 def test_lightning_goes_on_from_its_checkpoint(model, tmp_path):
@@ -164,14 +179,14 @@ class Rows(Dataset):
         return {"inputs": self.inputs[index], "labels": self.labels[index]}
 
 
-def trainer_of(network, callback, folder, **options):
+def trainer_of(network, callback, folder, evaluation=None, **options):
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         output_dir=str(folder), num_train_epochs=12, per_device_train_batch_size=32, learning_rate=0.005, seed=1,
-        report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", **{"save_strategy": "no", **options},
+        report_to=[], disable_tqdm=True, use_cpu=True, **{"logging_strategy": "no", "save_strategy": "no", **options},
     )  # fmt: skip
-    return Trainer(model=network, args=arguments, train_dataset=Rows(), callbacks=[callback])
+    return Trainer(model=network, args=arguments, train_dataset=Rows(), eval_dataset=evaluation, callbacks=[callback])
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}], ids=["plain", "all"])
@@ -190,6 +205,21 @@ def test_transformers(model, tmp_path, options):
     assert (net(inputs)["logits"].argmax(1) == labels).float().mean() > 0.95
     assert callback.result.ratio > 5
     assert type(model[0]) is nn.Linear
+
+
+def test_transformers_logs_sizes_and_judges_what_comes_out(model, tmp_path):
+    rows = Rows()
+    batch = {"inputs": rows.inputs[:4], "labels": rows.labels[:4]}
+    callback = bayeszip.TrainerCallback(RECIPE, example_inputs=batch)
+    options = {"logging_strategy": "epoch", "eval_strategy": "epoch"}
+    trainer = trainer_of(Classifier(model), callback, tmp_path, evaluation=rows, **options)
+    trainer.train()
+    logged = [line for line in trainer.state.log_history if "bayeszip/bytes" in line]
+    assert len(logged) >= 12
+    assert 0 <= logged[-1]["bayeszip/zeros"] <= 1
+    assert callback.result.without_graph is None
+    assert callback.result.fit.before.accuracy > 0.9
+    assert callback.result.accuracy > 0.9
 
 
 def test_transformers_goes_on_from_its_checkpoint(model, tmp_path):

@@ -350,3 +350,72 @@ def test_what_is_not_finite_is_named(model):
 def test_wrapped_networks_are_refused():
     with pytest.raises(ModelError, match="wrapped in DataParallel"):
         compressor_of(nn.DataParallel(mlp()))
+
+
+def test_few_steps_train_variances_faster_so_that_they_get_where_they_must(model):
+    slow = RECIPE.override("all.rate_log_sigma2=1e-4")
+    rates = {}
+    for steps in (100, 200_000):
+        compressor = compressor_of(copy.deepcopy(model), slow, total_steps=steps)
+        groups = {group["bayeszip_rate"]: group["lr"] for group in compressor.parameter_groups()}
+        assert groups["rate_theta"] == 0.01
+        rates[steps] = groups["rate_log_sigma2"]
+    assert rates[200_000] == pytest.approx(1e-4)
+    assert rates[100] == pytest.approx(0.05)
+    # Where the steps are the recipe's own, so are the rates.
+    assert compressor_of(model, slow).parameter_groups()[1]["lr"] == pytest.approx(1e-4)
+
+
+def test_sizes_on_the_way_count_the_whole_file(model):
+    class Raw(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factors = nn.Parameter(torch.randn(12, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, inputs):
+            return inputs * self.factors
+
+    network = nn.Sequential(Raw(), *model)
+    compressor = compressor_of(
+        network,
+        RECIPE.override("vd+sws.epochs=0", "quantization.assignment=fit"),
+        total_steps=1,
+        example_inputs=(blobs()[0][:2], blobs()[1][:2]),
+    )
+    compressor.step()
+    shown = compressor.stats().bytes
+    result = compressor.finalize()
+    assert result.without_graph is None
+    assert 0.9 * result.bytes < shown < 1.1 * result.bytes
+    assert any("0 could not be compressed and was left raw" in warning for warning in result.warnings)
+
+
+def test_a_squared_distance_in_nats_and_figures_on_the_way():
+    torch.manual_seed(0)
+    inputs = torch.randn(128, 12)
+    targets = inputs @ torch.randn(12, 3) + 0.5 * torch.randn(128, 3)
+    network = nn.Linear(12, 3)
+    compressor = compressor_of(network, SHORT, loss="mse")
+    before = compressor.judge_on([(inputs, targets)]).loss
+    assert before == pytest.approx(F.mse_loss(network.eval()(inputs), targets).item(), rel=1e-5)
+    compressor.measure_noise([(inputs, targets)])
+    # Three numbers an example, each with noise of the variance that is left: 3/2 nats.
+    assert compressor.nats(network(inputs), targets).item() == pytest.approx(1.5, rel=1e-5)
+    taught = network(inputs).detach()
+    loss = compressor.nats(taught + 1, targets)
+    mixed = compressor.distill(loss, taught + 1, inputs, targets=targets)
+    assert mixed.item() == pytest.approx(0.5 * loss.item() + 0.5 * 3 / (2 * before), rel=1e-4)
+    compressor.step()
+    with pytest.raises(TrainingError, match="measure_noise"):
+        compressor.measure_noise([(inputs, targets)])
+
+
+def test_what_a_loop_damaged_is_said(model, caplog):
+    compressor = compressor_of(model, SHORT.override("start_log_sigma2=10"), total_steps=2)
+    for _ in range(2):
+        compressor.step()
+    with caplog.at_level("WARNING", logger="bayeszip"):
+        result = compressor.finalize(example_inputs=blobs()[0][:2], val_loader=[blobs(seed=1)])
+    assert result.fit.before.accuracy > 0.9 > result.accuracy
+    assert any("no longer depend on its inputs" in warning for warning in result.warnings)
+    assert "the compressed network is at chance" in caplog.text

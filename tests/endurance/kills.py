@@ -92,7 +92,7 @@ class Kind:
     network: Callable[[], nn.Module] = dense
     data: Callable[[int], tuple[torch.Tensor, torch.Tensor]] = points
     batches: Callable = resident
-    recipe: bayeszip.recipe.Recipe = QUICK
+    recipe: bayeszip.Recipe = QUICK
     options: dict = dataclasses.field(default_factory=dict)
 
     def run(self, seed: int, folder: Path, every: str, **_: object) -> dict:
@@ -103,7 +103,8 @@ class Kind:
             checkpoints=Checkpointing(folder / "checkpoints", every), **self.options,
         )  # fmt: skip
         result.save(folder / "net.bayz")
-        return {"history": [_timeless(dataclasses.asdict(stats)) for stats in result.fit.history]}
+        history = result.fit.history if result.fit is not None else ()
+        return {"history": [_timeless(dataclasses.asdict(stats)) for stats in history]}
 
 
 class CommandLine:

@@ -13,8 +13,11 @@ RUNS = {run.name: run for run in EXPERIMENTS["parts"].runs()}
 
 def on(settings):
     """Which parts a recipe has switched on."""
+    phases = settings.phases
     return {
         "snap": settings.quantization.rate > 0,
+        "rate": any(phase.terms["rate"].tau > 0 for phase in phases),
+        "groups": any(phase.terms["groups"].tau > 0 for phase in phases),
         "seeding": settings.mixture.seeding == "even",
     }
 
@@ -45,12 +48,12 @@ def test_what_recipes_have_on_can_be_switched_off():
 
 def test_the_table_compares_seed_by_seed():
     figures = {"accuracy": 0.98, "validation_accuracy": 0.97, "seconds": 3.0, "params": 1000, "model": "lenet-5"}
-    sizes = {("none", 0): 100, ("none", 1): 200, ("snap", 0): 90, ("snap", 1): 160, ("snap", 2): 1}
+    sizes = {("none", 0): 100, ("none", 1): 200, ("rate", 0): 90, ("rate", 1): 160, ("rate", 2): 1}
     records = [
         {"name": f"lenet-5-tau1=1-{part}-{seed}", "seed": seed, "bytes": size, **figures}
         for (part, seed), size in sizes.items()
     ]
     (grid,) = parts_table(records)
     assert grid.title == "LeNet-5, τ₁ = 1"
-    assert [row[0] for row in grid.rows] == ["none of them", "symbols by rate and distortion"]
+    assert [row[0] for row in grid.rows] == ["none of them", "the rate term"]
     assert [row[5] for row in grid.rows] == ["–", "-15.0 %"]

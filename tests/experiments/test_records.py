@@ -1,5 +1,7 @@
 """Records: a line a run, the file replaced whole, recipes and histories packed without loss."""
 
+import json
+
 import pytest
 
 from bayeszip.errors import DataError
@@ -14,6 +16,13 @@ def test_a_recipe_comes_back_from_what_differs_from_the_defaults(name):
     kept = sparse(settings)
     assert recipe_of({"recipe": kept}) == settings
     assert "biases" not in kept
+
+
+def test_settings_of_further_terms_come_back():
+    settings = RECIPES["vd+sws"].override("all.groups.tau=10", "vd.rate.tau=0.5", "vd+sws.rate.tau=0")
+    kept = json.loads(json.dumps(sparse(settings)))
+    assert kept["phases"][0]["terms"] == {"groups": {"tau": 10.0}, "rate": {"tau": 0.5}}
+    assert recipe_of({"recipe": kept}) == settings
 
 
 def test_a_history_comes_back():

@@ -152,6 +152,15 @@ def test_images_are_changed_where_the_variant_says_so(nets, images, splits, tmp_
         carry_out(still, still.runs((0,)), tmp_path / "out", device="cpu")
 
 
+def test_a_target_is_handed_on(nets, images, tmp_path, workers):
+    towards = dataclasses.replace(BOTH, name="towards", max_accuracy_drop=40.0)
+    experiment = dataclasses.replace(SMALL, variants=(towards,))
+    carry_out(experiment, experiment.runs((0,)), tmp_path / "out", device="cpu")
+    (record,) = read(tmp_path / "out" / "small").values()
+    assert "40" in record["target"]
+    assert record["strength"] > 0
+
+
 def test_data_are_where_the_user_says():
     runs = EXPERIMENTS["frontier"].runs(only="augmented-tau1")
     assert located(runs, ["cifar10:there"]) == {"mnist": "mnist", "cifar10": "cifar10:there"}

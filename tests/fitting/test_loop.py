@@ -339,13 +339,18 @@ def test_count_examples():
         torch.ones(2, 12),
         ([], torch.ones(2)),
         ([torch.ones(2, 12), 3], torch.ones(2)),
-        {"x": 1},
     ],
 )
 def test_batches_of_another_form(batch):
     for use in (count_examples, lambda batches: evaluate(build(), batches)):
         with pytest.raises(DataError, match="each a tensor or a tuple of tensors"):
             use([batch])
+
+
+@pytest.mark.parametrize("batch", [{"x": 1}, {"x": torch.ones(2, 12)}, {"labels": torch.ones(2)}], ids=str)
+def test_batches_by_name_need_inputs_and_targets(batch):
+    with pytest.raises(DataError, match=r"a batch by name needs inputs, and targets under one of labels, .*; it has "):
+        count_examples([batch])
 
 
 def test_a_loader_of_a_stream_has_no_length():

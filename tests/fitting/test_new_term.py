@@ -98,7 +98,9 @@ def test_it_is_set_like_any_other_setting_and_travels_as_json():
         settings().override("vd.unit-norms.weight=-1")
     with pytest.raises(RecipeError, match="no setting size"):
         settings().override("vd.unit-norms.size=1")
-    with pytest.raises(RecipeError, match="there is no term 'unit-normals'; known: divergence, mixture, unit-norms"):
+    with pytest.raises(
+        RecipeError, match="there is no term 'unit-normals'; known: divergence, groups, mixture, rate, unit-norms"
+    ):
         settings().override("vd.unit-normals.weight=1")
     with pytest.raises(RecipeError, match="the settings of mixture are the phase's own"):
         Phase(name="p", terms={"mixture": {}})

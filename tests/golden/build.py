@@ -19,6 +19,7 @@ from bayeszip.tensors import (
     QuantizedTensor,
     RawTensor,
     UniformGrid,
+    Varying,
 )
 
 HERE = Path(__file__).parent
@@ -40,6 +41,8 @@ def digest(model: CompressedModel) -> str:
             sha.update(repr((tensor.grid, told)).encode() + tensor.dequantize().tobytes())
     graph = model.graph
     nodes = [(n.op, n.inputs, n.tensors, sorted(n.attributes.items())) for n in graph.nodes] if graph else None
+    if graph is not None and graph.varies:
+        sha.update(repr([node.varying for node in graph.nodes]).encode())
     sha.update(repr((nodes, (graph.inputs, graph.outputs) if graph else None, model.original_parameters)).encode())
     return sha.hexdigest()
 
@@ -87,7 +90,7 @@ def models() -> dict[str, CompressedModel]:
 
 
 def newer_models() -> dict[str, CompressedModel]:
-    """What version 1 can't hold: grids and scales."""
+    """What version 1 can't hold: grids, scales and sizes that vary."""
     gauss = np.random.default_rng(20261116)
     steps, wide = UniformGrid(0.03125, 15), UniformGrid(float(np.float32(0.001)), 700)
     ratios = LogGrid(0.125, float(np.float32(2**0.25)), 24)
@@ -100,6 +103,19 @@ def newer_models() -> dict[str, CompressedModel]:
         return QuantizedTensor.on_grid(symbols((count,), grid.size), grid)
 
     graph = Graph(1, (Node("linear", (0,), ("fc.weight", "fc.bias")), Node("relu", (1,))), (2,))
+    length, half = Varying("shape", 0), Varying("shape", 0, ((4, 1),), 1, 2, 0)
+    sequence = Graph(
+        1,
+        (
+            Node("input", (0,), (), {"shape": (6, 8)}, (length,)),
+            Node("arange", (1,), (), {"size": 6}, (Varying("size", 0, ((1, 1),)),)),
+            Node("embedding", (2,), ("position.weight",)),
+            Node("add", (1, 3)),
+            Node("reshape", (4,), (), {"shape": (3, 2, 8)}, (half,)),
+            Node("select", (5,), (), {"dim": 1, "index": 2}, (Varying("index", 0, ((5, 1),), offset=-1),)),
+        ),
+        (6,),
+    )
     return {
         "step": CompressedModel({"w": QuantizedTensor.on_grid(symbols((6, 5), 15, 0.7), steps)}),
         "ratio": CompressedModel({"w": QuantizedTensor.on_grid(symbols((4, 9), 24), ratios)}),
@@ -121,12 +137,45 @@ def newer_models() -> dict[str, CompressedModel]:
                 "plain.weight": QuantizedTensor(symbols((9, 6), 5, 0.3), CODEBOOK),
             }
         ),
+        "sizes": CompressedModel({"position.weight": QuantizedTensor(symbols((16, 8), 5), CODEBOOK)}, sequence),
     }
+
+
+def ways_models() -> dict[str, tuple[int, CompressedModel]]:
+    """Ways of coding that version 1 lacks: neighbors, the quick model for all, streams; each with its number."""
+    gauss = np.random.default_rng(20261117)
+    fine, few = UniformGrid(0.015625, 300), UniformGrid(0.125, 9)
+
+    def smooth(shape: tuple[int, ...], grid: UniformGrid, spread: float) -> QuantizedTensor:
+        numbers = np.rint(spread * gauss.normal(size=shape).cumsum(axis=-1)).astype(np.int64)
+        symbols = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
+        return QuantizedTensor.on_grid(symbols * (symbols < grid.size), grid)
+
+    sparse = QuantizedTensor(gauss.integers(1, 5, (300, 2000)) * (gauss.random((300, 2000)) < 0.002), CODEBOOK)
+    filters = {"a.weight": smooth((24, 20, 3, 3), fine, 9.0), "b.weight": smooth((70, 60), few, 0.5)}
+    return {
+        "neighbors": (0b10100, CompressedModel(filters)),
+        "flat": (0b100, CompressedModel({"w": smooth((5000,), few, 0.4)})),
+        "quick": (0b10, CompressedModel({"w": smooth((90, 60), few, 0.3), "v": smooth((9,), few, 0.3)})),
+        "streams": (0b1000011, CompressedModel({"a": sparse, "b.weight": smooth((80, 52), fine, 4.0),
+                                                "c": sparse, "d": smooth((64, 64), few, 0.2)})),
+    }  # fmt: skip
 
 
 def main() -> None:
     write(HERE / "v1", models())
     write(HERE / "v2", newer_models())
+    write_ways(HERE / "v2", ways_models())
+
+
+def write_ways(folder: Path, models: dict[str, tuple[int, CompressedModel]]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, (ways, model) in models.items():
+        path = folder / f"{name}.context.bayz"
+        if not path.exists():
+            path.write_bytes(encode(model, ways=ways))
+            manifest[path.name] = {"coder": "context", "options": {"ways": ways}, "digest": digest(model)}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def write(folder: Path, models: dict[str, CompressedModel]) -> None:
@@ -135,7 +184,7 @@ def write(folder: Path, models: dict[str, CompressedModel]) -> None:
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
     for name, model in models.items():
         for label, coder, options in (
-            ("context", "context", {}),
+            ("context", "context", {"ways": 0}),
             ("csr", "csr-huffman", {}),
             ("csr5", "csr-huffman", {"offset_bits": 5}),
         ):

@@ -53,3 +53,41 @@ def test_groups_of_one_number_are_refused():
     model = CompressedModel({}, Graph(1, nodes, (2,)))
     with pytest.raises(BayeszipError, match="have nothing to normalize over"):
         graph.to_module(model)
+
+
+class Coupled(nn.Module):
+    """A residual sum, a flattened map and attention's heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.flat = nn.Linear(16, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.flat(torch.relu(x + self.block(x)).flatten(1)).unsqueeze(1)
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_what_can_only_go_together_has_one_number():
+    network = Coupled().eval()
+    traced = graph.trace(network, (torch.zeros(3, 1, 2, 2),))
+    units = graph.coupled_units(CompressedModel(graph.from_state(network, {}, traced), traced))
+    assert set(units) == set(network.state_dict())
+    channels = units["stem.weight"][0]
+    assert len(set(channels)) == 4
+    assert (channels >= 0).all()
+    for name, dim in (("stem.bias", 0), ("block.weight", 0), ("block.weight", 1), ("block.bias", 0)):
+        assert (units[name][dim] == channels).all()
+    assert (units["flat.weight"][1] == np.repeat(channels, 4)).all()
+    assert (units["stem.weight"][1] == -1).all()  # the network's input
+    assert (units["head.weight"][0] == -1).all()  # and its output
+    heads = units["attention.out_proj.weight"][1]
+    assert len(set(heads)) == 2
+    assert (units["attention.in_proj_weight"][0] == np.tile(heads, 3)).all()
+
+
+def test_without_a_graph_nobody_knows_what_goes_together():
+    assert graph.coupled_units(CompressedModel({}, None)) is None

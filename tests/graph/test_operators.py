@@ -1,7 +1,7 @@
 """Every operator: what is traced computes what the module computed, at any batch size, and states its shapes."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,6 +26,31 @@ class Function(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x if self.layer is None else self.layer(x))
+
+
+class Paired(nn.Module):
+    """A layer of two inputs, given one and its mirror image."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x.flip(-1))
+
+
+class Cells(nn.Module):
+    """A recurrent cell along a sequence."""
+
+    def __init__(self, kind: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.cell = kind(6, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        state: Any = None
+        for step in range(3):
+            state = self.cell(x[:, step], state)
+        return state[0] if isinstance(state, tuple) else state
 
 
 class TimeFirst(nn.Module):
@@ -112,6 +137,11 @@ LAYERS: dict[str, tuple[nn.Module | Callable[..., Tensor], tuple[int, ...]]] = {
     "gru, both ways": (Function(lambda x: x[0], nn.GRU(6, 4, batch_first=True, bidirectional=True)), SEQUENCE),
     "rnn": (Function(lambda x: x[0], nn.RNN(6, 4, batch_first=True)), SEQUENCE),
     "rnn relu": (Function(lambda x: x[0], nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), SEQUENCE),
+    "bilinear": (Paired(nn.Bilinear(6, 6, 3)), SEQUENCE),
+    "bilinear without a bias": (Paired(nn.Bilinear(6, 6, 3, bias=False)), VECTOR),
+    "lstm cell": (Cells(nn.LSTMCell), SEQUENCE),
+    "gru cell": (Cells(nn.GRUCell), SEQUENCE),
+    "rnn cell": (Cells(nn.RNNCell), SEQUENCE),
     "multi-head attention": (nn.TransformerEncoderLayer(6, 3, 8, batch_first=True), SEQUENCE),
     "norm first": (nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, activation="gelu", batch_first=True), SEQUENCE),
     "decoder": (

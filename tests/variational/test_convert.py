@@ -84,11 +84,8 @@ def test_tied_weights_count_once_and_share_their_variance():
     assert network.out.weight is network.embed.weight
 
 
-def test_layers_it_does_not_know_are_kept_and_listed():
-    class Own(nn.Linear):
-        pass
-
-    network = nn.Sequential(nn.Linear(3, 3), Own(3, 3), nn.BatchNorm1d(3), nn.LSTM(3, 3), nn.ReLU())
+def test_norms_and_computed_weights_are_kept_and_listed():
+    network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.PReLU(3), nn.ReLU())
     network.append(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     hooked = nn.Linear(3, 3)
     nn.utils.prune.identity(hooked, "weight")
@@ -96,8 +93,8 @@ def test_layers_it_does_not_know_are_kept_and_listed():
     conversion = to_variational(network)
     assert conversion.converted == ("0",)
     kinds = [kind for _, kind in conversion.kept]
-    assert kinds[:3] == ["Own", "BatchNorm1d", "LSTM"]
-    assert ("6", "Linear") in conversion.kept
+    assert kinds[:2] == ["BatchNorm1d", "PReLU"]
+    assert ("5", "Linear") in conversion.kept
     assert [w.name for w in variational_weights(network)] == ["0.weight", "0.bias"]
 
 

@@ -1,27 +1,45 @@
 """The command line. Exit status 0: done, 1: failed, 2: misused; no traceback for what a user can mend.
 
-A module a command. What imports torch, which takes seconds, is imported by the commands that need it, when they run.
+A module a command; only that of the command asked for is imported. What imports torch, which takes seconds, is imported
+by the commands that need it, when they run.
 """
 
-from bayeszip.cli import compress, evaluate, export, info, pack, recipes, report, reproduce, sweep, verify
-from bayeszip.cli.base import app
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = [
-    "app",
+__all__ = ["COMMANDS", "main"]
+
+#: Names of modules of this room, and of what they define.
+COMMANDS = (
     "compress",
     "evaluate",
     "export",
     "info",
-    "main",
     "pack",
     "recipes",
     "report",
     "reproduce",
     "sweep",
     "verify",
-]
+)
 
 
 def main() -> None:
     """Entry point."""
-    app()
+    asked = sys.argv[1:2]
+    _offering(asked if asked and asked[0] in COMMANDS else COMMANDS)()
+
+
+def _offering(commands: Iterable[str]) -> Any:
+    """The application, with these commands at least."""
+    for name in commands:
+        importlib.import_module(f"bayeszip.cli.{name}")
+    return importlib.import_module("bayeszip.cli.base").app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _offering(COMMANDS)
+    raise AttributeError(f"module 'bayeszip.cli' has no attribute {name!r}")

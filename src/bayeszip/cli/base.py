@@ -22,6 +22,8 @@ __all__ = [
     "FileArgument",
     "JobsOption",
     "JsonOption",
+    "LossOption",
+    "MetricOption",
     "ModelArgument",
     "OutputOption",
     "PretrainOption",
@@ -72,6 +74,24 @@ AugmentOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        metavar="LOSS",
+        help="mse, mae, bce, cross-entropy (the default), or module:function of outputs and targets.",
+        show_default=False,
+    ),
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="METRIC",
+        help="A further figure: a loss by name, or module:function of outputs and targets; `,lower` behind it says "
+        "that lower is better.",
+    ),
+]
 JobsOption = Annotated[int, typer.Option(min=1, help="How many runs to train at a time, each in its own process.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 RecipeOption = Annotated[str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")]

@@ -14,8 +14,9 @@ from bayeszip.cli.base import (
     DataOption,
     DeviceOption,
     JsonOption,
+    LossOption,
+    MetricOption,
     ModelArgument,
-    OutputOption,
     PretrainOption,
     RecipeOption,
     SeedOption,
@@ -26,8 +27,12 @@ from bayeszip.cli.base import (
 from bayeszip.errors import RecipeError, TargetError
 
 if TYPE_CHECKING:
-    from bayeszip.fitting import Watcher
+    import torch
+    from torch import nn
+
+    from bayeszip.fitting import Judge, Likelihood, Metric, Watcher
     from bayeszip.fitting.batches import Loader
+    from bayeszip.loaders import Loaders
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
     from bayeszip.result import Result
@@ -44,12 +49,16 @@ class Log(enum.StrEnum):
 @command
 def compress(
     model: ModelArgument,
-    output: OutputOption,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)
+    ] = None,
     data: DataOption = "mnist",
     recipe: RecipeOption = "vd+sws",
     weights: WeightsOption = None,
     pretrain: PretrainOption = None,
     settings: SettingsOption = None,
+    loss: LossOption = None,
+    metric: MetricOption = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.")
     ] = None,
@@ -57,6 +66,13 @@ def compress(
     max_accuracy_drop: Annotated[
         float | None,
         typer.Option(metavar="POINTS", help="Or it loses at most so many points of accuracy on the validation data."),
+    ] = None,
+    max_loss_increase: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Or its loss there grows by at most this share: 0.1 is a tenth."),
+    ] = None,
+    max_metric_drop: Annotated[
+        float | None, typer.Option(metavar="AMOUNT", help="Or its metric there worsens by at most so much.")
     ] = None,
     run: Annotated[
         Path | None,
@@ -87,6 +103,21 @@ def compress(
         typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
     ] = None,
     augment: AugmentOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Prune only what this names, such as `encoder.*`; may be repeated."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Don't prune what this names; may be repeated.")
+    ] = None,
+    strength: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=FACTOR", help="Prune what this names so much more strongly; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be pruned and what not, the least bytes, and the time."),
+    ] = False,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -101,7 +132,11 @@ def compress(
 
     `bayeszip compress lenet-300-100 --recipe quick --max-bytes 6k -o net.bayz` (or `--max-accuracy-drop 0.3`)
 
+    `bayeszip compress nets:unet --weights w.safetensors --data mydata:images --loss mse -o net.bayz`
+
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
+
+    `bayeszip compress nets:gpt --exclude head --strength "blocks.*=0.5" --dry-run`
 
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
     """
@@ -109,31 +144,28 @@ def compress(
     from bayeszip.devices import resolve_device
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
-    from bayeszip.loaders import load_data, load_test, load_weights
+    from bayeszip.loaders import load_data, load_test, named_loss
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.targets import parse_bytes
 
-    chosen = named_recipe(recipe).override(*(settings or ()))
-    if log is not None and run is None:
-        raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
-    if run is None and (resume or force or checkpoint_every or keep):
-        raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
-    if force and not resume:
-        raise RecipeError("--force is about a run that is resumed; add --resume")
-    _check_places(output, run)
+    chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
+    _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
+    if not dry_run:
+        _check_places(output, run)
     checkpoints = (
         None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
     )
-    target = resolve_device(device)
-    network = models.build_seeded(model, seed)
-    if weights is not None:
-        load_weights(network, weights)
+    target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
+    network = _network(model, seed, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
+    if output is None or dry_run:
+        _show_preview(network, loaders, chosen, judged_by, target, pretrain, as_json)
+        return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     test = load_test(data, device=target)
-    with _missed_is_recorded(run, test), _watched(chosen, pretrain, run, log) as watcher:
+    with _missed_is_kept(output, run, test), _watched(chosen, pretrain, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -143,9 +175,13 @@ def compress(
             device=target,
             pretrain=pretrain,
             watcher=watcher,
+            loss=judged_by,
+            metric=_metric(metric, max_metric_drop),
             max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
             min_ratio=min_ratio,
             max_accuracy_drop=max_accuracy_drop,
+            max_loss_increase=max_loss_increase,
+            max_metric_drop=max_metric_drop,
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
@@ -155,11 +191,79 @@ def compress(
     leave()
 
 
-def _check_places(output: Path, run: Path | None) -> None:
+def _network(model: str, seed: int, weights: Path | None) -> "nn.Module":
+    from bayeszip import models
+    from bayeszip.loaders import load_weights
+
+    network = models.build_seeded(model, seed)
+    if weights is not None:
+        load_weights(network, weights)
+    return network
+
+
+def _metric(name: str | None, max_drop: float | None) -> "Metric | None":
+    from bayeszip.loaders import named_metric
+
+    if max_drop is not None and name is None:
+        raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
+    return None if name is None else named_metric(name)
+
+
+def _strengths(given: list[str] | None) -> dict[str, float] | None:
+    """PATTERN=FACTOR, each."""
+    if given is None:
+        return None
+    strengths = {}
+    for text in given:
+        pattern, _, factor = text.rpartition("=")
+        try:
+            strengths[pattern] = float(factor)
+        except ValueError:
+            raise RecipeError(f"write strengths as PATTERN=FACTOR, not {text!r}") from None
+    return strengths
+
+
+def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, checkpointed: bool) -> None:
+    """Refuse what needs the folder of a run where there is none."""
+    if log is not None and run is None:
+        raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
+    if run is None and (resume or force or checkpointed):
+        raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
+    if force and not resume:
+        raise RecipeError("--force is about a run that is resumed; add --resume")
+
+
+def _show_preview(
+    network: "nn.Module",
+    loaders: "Loaders",
+    recipe: "Recipe",
+    loss: "Likelihood",
+    device: "torch.device",
+    pretrain: bool,
+    as_json: bool,
+) -> None:
+    """What the command would do without --dry-run."""
+    from bayeszip.previewing import preview
+
+    found = preview(
+        network,
+        loaders.train,
+        val_loader=loaders.validation,
+        recipe=recipe,
+        loss=loss,
+        device=device,
+        pretrain=pretrain,
+    )
+    typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
+
+
+def _check_places(output: Path | None, run: Path | None) -> None:
     """Before the training: what can't be written after it is refused now."""
     from bayeszip.files import check_writable, create_folder
     from bayeszip.fitting.launch import is_main_process
 
+    if output is None:
+        raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     if is_main_process():
         check_writable(output)
         if run is not None:
@@ -173,20 +277,26 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
 
     if not is_main_process():
         return
-    figures = file_figures(result.network(), result.description, test)
+    figures = file_figures(result.network(), result.description, test, _judge(result))
     result.save(output)
     if run is not None:
         write_record(run, result, figures)
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps({**figures, "warnings": list(result.warnings)}))
     else:
         typer.echo(result.report())
-        typer.echo(f"test accuracy {100 * figures['accuracy']:.2f} %, written to {output}")
+        accuracy = figures["accuracy"]
+        said = f"loss {figures['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+        typer.echo(f"test {said}, written to {output}")
+
+
+def _judge(result: "Result") -> "Judge | None":
+    return result.fit.judge if result.fit is not None else None
 
 
 @contextlib.contextmanager
-def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
-    """What was reached instead of a target is worth a training: it stays in the folder of the run."""
+def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[None]:
+    """What was reached instead of a target is worth a training: it stays beside the output, and in the run's folder."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
     from bayeszip.result import Result
@@ -195,10 +305,14 @@ def _missed_is_recorded(run: Path | None, test: "Loader") -> Iterator[None]:
         yield
     except TargetError as error:
         result = error.result
-        if run is None or not isinstance(result, Result) or not is_main_process():
+        if not isinstance(result, Result) or not is_main_process():
             raise
-        write_record(run, result, file_figures(result.network(), result.description, test))
-        raise TargetError(f"{error}. What was reached is in {run}", result) from error
+        nearest = output.with_name(f"{output.stem}.nearest{output.suffix}")
+        result.save(nearest)
+        if run is not None:
+            write_record(run, result, file_figures(result.network(), result.description, test, _judge(result)))
+        where = f"{nearest}, and in {run}" if run is not None else nearest
+        raise TargetError(f"{error}. What was reached is in {where}", result) from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bayeszip.cli.base import DataOption, DeviceOption, FileArgument, JsonOption, command
+from bayeszip.cli.base import DataOption, DeviceOption, FileArgument, JsonOption, LossOption, MetricOption, command
 from bayeszip.files import read_file
 
 __all__ = ["evaluate"]
@@ -15,6 +15,8 @@ __all__ = ["evaluate"]
 def evaluate(
     file: FileArgument,
     data: DataOption = "mnist",
+    loss: LossOption = None,
+    metric: MetricOption = None,
     into: Annotated[
         str | None,
         typer.Option("--into", help="The network's class (as MODEL of compress), for a file without a graph."),
@@ -30,7 +32,7 @@ def evaluate(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Decode a file and measure the accuracy of what it holds on the test set.
+    """Decode a file and measure what it holds on the test set: its accuracy, or with --loss and --metric other figures.
 
     **Example**
 
@@ -38,16 +40,23 @@ def evaluate(
     """
     from bayeszip import codec, loading, models
     from bayeszip.devices import resolve_device
-    from bayeszip.loaders import load_test
+    from bayeszip.fitting import Judge
+    from bayeszip.loaders import load_test, named_loss, named_metric
     from bayeszip.record import file_figures
 
     target = resolve_device(device)
     network = loading.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
-    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target))
+    judge = None
+    if loss is not None or metric is not None:
+        judge = Judge(named_loss(loss or "cross-entropy"), None if metric is None else named_metric(metric))
+    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target), judge)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
+        quality = [] if figures["accuracy"] is None else [f"accuracy {100 * figures['accuracy']:.2f} %"]
+        measured = ("loss", judge.metric.name if judge and judge.metric else "loss")
+        quality += [f"{name} {figures[name]:.4g}" for name in dict.fromkeys(measured) if name in figures]
         typer.echo(
-            f"accuracy {100 * figures['accuracy']:.2f} %, {figures['bytes']:,} bytes, "
+            f"{', '.join(quality)}, {figures['bytes']:,} bytes, "
             f"{figures['ratio']:.1f} times smaller than {figures['params']:,} parameters in float32"
         )

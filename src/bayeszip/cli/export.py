@@ -25,6 +25,15 @@ def export(
             show_default=False,
         ),
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="ONNX: weights written out, for runtimes older than opset 21.")
+    ] = False,
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", metavar="NAMES", help="ONNX: names of the inputs, with commas between.")
+    ] = None,
+    outputs: Annotated[
+        str | None, typer.Option("--outputs", metavar="NAMES", help="ONNX: names of the outputs, with commas between.")
+    ] = None,
 ) -> None:
     """Write the network in a file in another format.
 
@@ -36,5 +45,17 @@ def export(
     from bayeszip.files import check_writable
 
     check_writable(target)
-    loading.export(file, target, dense=dense, dtype=dtype)
+    loading.export(
+        file,
+        target,
+        dense=dense,
+        dtype=dtype,
+        plain=plain,
+        input_names=_split(inputs),
+        output_names=_split(outputs),
+    )
     typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")
+
+
+def _split(names: str | None) -> list[str]:
+    return [name.strip() for name in names.split(",")] if names else []

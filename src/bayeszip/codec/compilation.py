@@ -66,8 +66,10 @@ def entry(function: Function) -> Function:
 
 def tabulated(values: np.ndarray) -> Any:
     """A table that loops read as a global: a list in plain Python, an array in compiled loops."""
-    shared: dict[int, int] = {}  # a number that occurs often is one object, which stays in the processor's cache
-    table = [shared.setdefault(value, value) for value in values.tolist()]
+    table: list[int] = []  # a number that occurs often is one object, which stays in the processor's cache
+    starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(values)), [values.size]])
+    for value, length in zip(values[starts[:-1]].tolist(), np.diff(starts).tolist(), strict=True):
+        table += [value] * length
     _tables[id(table)] = values
     return table
 

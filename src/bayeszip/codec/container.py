@@ -7,13 +7,15 @@
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
-from bayeszip.codec.contexts import ContextCoder
 from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
 from bayeszip.codec.paper import PaperCoder
 from bayeszip.codec.parts import Description, Part, TensorDescription, bytes_by_part
+from bayeszip.codec.streams import ContextCoder
 from bayeszip.codec.syntax import (
     ChecksumMismatch,
+    InvalidField,
     NotBayesZip,
+    NotCanonical,
     Reader,
     Truncated,
     UnknownCoder,
@@ -36,14 +38,20 @@ _SHORTEST = len(MAGIC) + 1 + _CHECKSUM_BYTES
 class Coder(Protocol):
     """Turns a model's tensors into bytes and back; `read` refuses all bytes but those that `write` gives.
 
-    `option` is what the file must say about the coder itself.
+    `option` is what the file must say about the coder itself, `version` the lowest version in which it can; `settled`
+    decides for a model what was left open.
     """
 
     @property
     def option(self) -> int: ...
 
+    @property
+    def version(self) -> int: ...
+
     @classmethod
     def of_option(cls, option: int) -> "Coder": ...
+
+    def settled(self, model: CompressedModel) -> "Coder": ...
 
     def write(self, model: CompressedModel, outline: Outline) -> bytes: ...
 
@@ -63,7 +71,8 @@ def encode(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | 
 
     Args:
         coder: "csr-huffman", the paper's.
-        options: of the coder; for "csr-huffman": `offset_bits`, the width of a column offset.
+        options: of the coder; for "csr-huffman": `offset_bits`, the width of a column offset; for "context": `ways`,
+            how it codes (`describe` tells those of a file), by default as suits the model.
     """
     blob = _write(model, _coder(coder, options), coder)
     try:
@@ -175,10 +184,10 @@ def _coder(name: str, options: dict[str, int | None]) -> Coder:
 
 
 def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
+    coder = coder.settled(model)
     outline = outline_of(model, coder.option)
-    body = (
-        MAGIC + bytes([outline.version << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
-    )
+    version = max(outline.version, coder.version)
+    body = MAGIC + bytes([version << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
     return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -186,12 +195,18 @@ def _read(blob: bytes, budget: Budget) -> tuple[CompressedModel, Outline, list[P
     coder_class = _checked_coder(blob)
     end = len(blob) - _CHECKSUM_BYTES
     source = Reader(blob, len(MAGIC) + 1, end, budget)
-    outline = read_outline(source, version=blob[len(MAGIC)] >> 4)
+    version = blob[len(MAGIC)] >> 4
+    outline = read_outline(source, version)
+    coder = coder_class.of_option(outline.option)
+    if coder.version > version:
+        raise InvalidField(f"the file's coder has an option that version {version} lacks")
+    if max(outline.version, coder.version) < version:
+        raise NotCanonical(f"the file has version {version}, but needs a lower one only")
     outline.charge(budget, len(blob))
     start = source.position
     parts = [Part(None, "magic", 0, 8 * (len(MAGIC) + 1)), Part(None, "header", 8 * (len(MAGIC) + 1), 8 * start)]
     try:
-        tensors = coder_class.of_option(outline.option).read(outline, blob, start, end, parts)
+        tensors = coder.read(outline, blob, start, end, parts)
     except MemoryError as error:
         raise LimitExceeded(f"this machine lacks the {outline.memory} bytes that the file declares") from error
     parts.append(Part(None, "checksum", 8 * end, 8 * len(blob)))

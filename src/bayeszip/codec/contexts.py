@@ -1,11 +1,11 @@
-"""The default coder: every decision by an adaptive probability, all in one range-coded stream.
+"""A stream of tensors, range-coded, every decision by an adaptive probability.
 
 Nothing travels that a decoder can find out by itself. A tensor begins with a bit that says if it holds any weight;
 then come its density, its lag, its live rows and columns, and its live cells.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,65 +15,21 @@ from bayeszip.codec.counting import Counts, code_counted, price_ranks
 from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
 from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels, price_values
+from bayeszip.codec.neighbors import SPREAD_BITS, Neighbors, code_neighbors, spread_of
 from bayeszip.codec.parts import Part
 from bayeszip.codec.pricing import Pricing
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
-from bayeszip.codec.syntax import CorruptPayload, InvalidField, NotCanonical
+from bayeszip.codec.syntax import CorruptPayload, NotCanonical
+from bayeszip.codec.ways import NEIGHBORS, Ways
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["ContextCoder", "Stream", "ranks_of"]
+__all__ = ["Stream", "ranks_of"]
 
 _DENSITY_BITS = SPARSEST.bit_length()
 _LAG_BITS = (MOST_LAG - 1).bit_length()
 _BLOCK = 1 << 18
 _NO_UNITS = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class ContextCoder:
-    """Adaptive contexts and a range coder. It has no options."""
-
-    @property
-    def option(self) -> int:
-        return 0
-
-    @classmethod
-    def of_option(cls, option: int) -> "ContextCoder":
-        if option:
-            raise InvalidField(f"the coder 'context' has no option {option}")
-        return cls()
-
-    def write(self, model: CompressedModel, outline: Outline) -> bytes:
-        """All tensors in order."""
-        encoder = RangeEncoder()
-        Stream(encoder, outline).write(model, {})
-        return encoder.finish()
-
-    def read(
-        self, outline: Outline, data: bytes, start: int, end: int, parts: list[Part]
-    ) -> dict[str, QuantizedTensor | RawTensor]:
-        """The tensors in `data[start:end]`; what took which bytes is added to `parts`."""
-        decoder = RangeDecoder(data, start, end)
-        stream = Stream(decoder, outline)
-        tensors: dict[str, QuantizedTensor | RawTensor] = {}
-        for described in outline.tensors:
-            begin = decoder.position
-            if described.dtype is None:
-                tensor: QuantizedTensor | RawTensor = stream.read_quantized(described)
-            else:
-                tensor = stream.read_raw(described, described.dtype)
-            told = max(begin, stream.told)
-            parts.append(Part(described.name, "layout", 8 * begin, 8 * told))
-            parts.append(Part(described.name, "weights", 8 * told, 8 * decoder.position))
-            if described.scale is not None and isinstance(tensor, QuantizedTensor):
-                begin = decoder.position
-                tensor = scaled(tensor, stream.read_quantized(described.scale), described.axis)
-                parts.append(Part(described.name, "scales", 8 * begin, 8 * decoder.position))
-            tensors[described.name] = tensor
-        parts.append(Part(None, "end", 8 * decoder.position, 8 * end))
-        decoder.finish()
-        return tensors
 
 
 def ranks_of(codebook: np.ndarray) -> np.ndarray:
@@ -90,9 +46,10 @@ class Stream:
     in zeros. `told` is where the last survey ended.
     """
 
-    def __init__(self, coder: RangeEncoder | RangeDecoder, outline: Outline) -> None:
+    def __init__(self, coder: RangeEncoder | RangeDecoder, outline: Outline, ways: Ways | None = None) -> None:
         self.coder = coder
         self.outline = outline
+        self.ways = ways or {}
         self.memory = Memory.fresh()
         self.raw_memory: dict[int, RawMemory] = {}
         self.told = 0
@@ -116,13 +73,32 @@ class Stream:
                 self.raw(described, planes_of(tensor.values, tensor.dtype))
         return chosen
 
+    def read(self, parts: list[Part]) -> dict[str, QuantizedTensor | RawTensor]:
+        """The tensors in order; what took which bytes is added to `parts`."""
+        tensors: dict[str, QuantizedTensor | RawTensor] = {}
+        for described in self.outline.tensors:
+            begin = self.coder.position
+            if described.dtype is None:
+                tensor: QuantizedTensor | RawTensor = self.read_quantized(described)
+            else:
+                tensor = self.read_raw(described, described.dtype)
+            told = max(begin, self.told)
+            parts.append(Part(described.name, "layout", 8 * begin, 8 * told))
+            parts.append(Part(described.name, "weights", 8 * told, 8 * self.coder.position))
+            if described.scale is not None and isinstance(tensor, QuantizedTensor):
+                begin = self.coder.position
+                tensor = scaled(tensor, self.read_quantized(described.scale), described.axis)
+                parts.append(Part(described.name, "scales", 8 * begin, 8 * self.coder.position))
+            tensors[described.name] = tensor
+        return tensors
+
     def quantized(self, described: TensorOutline, symbols: np.ndarray, pricing: Pricing | None = None) -> np.ndarray:
         """Writes a tensor's symbols; returns them, or what a pricing chose in their place."""
         if not symbols.size:
             return symbols
         filled = bool(symbols.any())
         self.coder.bits(int(filled), 1)
-        view = view_of(described.shape)
+        view = self._view(described)
         if filled:
             coded = symbols.copy()  # the loops write back what they code
             translate(coded, self._ranks(described))
@@ -135,7 +111,7 @@ class Stream:
     def read_quantized(self, described: TensorOutline) -> QuantizedTensor:
         symbols = np.zeros(described.size, dtype=np.uint8 if self.outline.symbols(described) <= 2**8 else np.uint16)
         if symbols.size:
-            view = view_of(described.shape)
+            view = self._view(described)
             if self.coder.bits(0, 1):
                 self._read_filled(described, view, symbols)
             self._remember(described, view, symbols)
@@ -151,6 +127,10 @@ class Stream:
         if not symbols.any() or survey_of(symbols, view) != survey:
             raise NotCanonical("a tensor's rows, columns, density or lag are not the ones that its weights show")
         translate(symbols, np.argsort(self._ranks(described)))
+
+    def _view(self, described: TensorOutline) -> View:
+        view = view_of(described.shape)
+        return replace(view, quick=True) if self.ways.get(described) else view
 
     def _ranks(self, described: TensorOutline) -> np.ndarray:
         number = described.codebook or 0
@@ -211,6 +191,9 @@ class Stream:
                 price_values(pricing.asked, values, levels, self.memory.values, model, pricing)
             shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]
             return
+        if self.ways.get(described) == NEIGHBORS:
+            self._neighbors(described, view, survey, symbols)
+            return
         counts = Counts.of(view, levels)
         rows = max(1, _BLOCK // view.columns)
         for first in range(0, view.rows, rows):
@@ -220,6 +203,23 @@ class Stream:
                       pricing)  # fmt: skip
         if pricing is not None:
             price_ranks(pricing.asked, values, levels, counts.values)
+
+    def _neighbors(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
+        """Codes the mean magnitude, then the live cells."""
+        values = self.outline.symbols(described) - 1
+        levels = deepest_levels(values)
+        negative = int(np.count_nonzero(self.outline.values(described)[1:] < 0))
+        cells = int(np.count_nonzero(survey.rows)) * int(np.count_nonzero(survey.columns))
+        spread = self.coder.bits(spread_of(symbols, negative, cells), SPREAD_BITS)
+        model = Neighbors.of(view, levels, values, spread)
+        rows = max(1, _BLOCK // view.columns)
+        for first in range(0, view.rows, rows):
+            last = min(first + rows, view.rows)
+            self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
+            self._run(code_neighbors, symbols, survey.rows, survey.columns, first, last, view.kernel, view.lag,
+                      negative, values, levels, model)  # fmt: skip
+        if spread_of(symbols, negative, cells) != spread:
+            raise NotCanonical("a tensor's mean magnitude is not the one that its weights show")
 
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""

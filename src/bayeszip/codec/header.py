@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bayeszip.codec.sizes import VARIED, Varied, varied_of, varying
 from bayeszip.codec.syntax import (
     DuplicateName,
     Field,
@@ -46,6 +47,7 @@ from bayeszip.tensors import (
 )
 
 __all__ = [
+    "OPTION_BITS",
     "Outline",
     "TensorOutline",
     "codebook_length",
@@ -89,6 +91,8 @@ _LONGEST_NAME = 1000
 _STEPS_OF_TENSOR = 2**12
 
 HAS_GRAPH, HAS_ORIGINAL, HAS_ENDS, HAS_OPTION, HAS_SCALES = 1, 2, 4, 8, 16
+#: a coder's option is below 2 to the power of this
+OPTION_BITS = 1 << 13
 READS, OWNS = 1, 2
 _ATTRIBUTE_BITS = 2
 
@@ -138,9 +142,10 @@ class Outline:
 
     @property
     def version(self) -> int:
-        """The version of the format that can say all this: 2 for grids and scales."""
+        """The version of the format that can say all this, whatever the coder: 2 for grids, scales, sizes that vary."""
         grids = any(not isinstance(codebook, bytes) for codebook in self.codebooks)
-        return 2 if grids or any(tensor.scale is not None for tensor in self.tensors) else 1
+        varies = self.graph is not None and self.graph.varies
+        return 2 if grids or varies or any(tensor.scale is not None for tensor in self.tensors) else 1
 
     def charge(self, budget: Budget, size: int) -> None:
         """Take what a file of `size` bytes asks for from a budget, before any of it is decoded.
@@ -262,6 +267,7 @@ class Step:
     inputs: tuple[int, ...] | None
     tensors: tuple[int, ...] | None
     attributes: tuple[Any, ...] | None
+    varied: tuple[Varied, ...] | None
 
 
 @dataclass(frozen=True)
@@ -395,9 +401,18 @@ def _step_tensors(step: Any) -> Field | None:
 def _step_attributes(step: Any) -> Field | None:
     attributes = _operator(step).attributes
     mask = (step.mask or 0) >> _ATTRIBUTE_BITS
-    if mask >> len(attributes):
+    if mask >> len(attributes) > bool(attributes):
         raise InvalidGraph(f"{_operator(step).name} has {len(attributes)} attributes, the mask {mask} names more")
     return Tuple(tuple(_attribute_field(attribute) for i, attribute in enumerate(attributes) if mask >> i & 1))
+
+
+def _varies(operator: Operator) -> int:
+    """The bit of a node's mask that says that some of its numbers vary: the one behind those of its attributes."""
+    return 1 << _ATTRIBUTE_BITS + len(operator.attributes)
+
+
+def _step_varied(step: Any) -> Field | None:
+    return Many("numbers that vary", VARIED) if (step.mask or 0) & _varies(_operator(step)) else None
 
 
 def _attribute_field(attribute: Attribute) -> Field:
@@ -420,17 +435,26 @@ STEP = Record(
         "inputs": _step_inputs,
         "tensors": _step_tensors,
         "attributes": _step_attributes,
+        "varied": _step_varied,
     },
 )
 
-_STEPS = Many("nodes", STEP, _MOST_ITEMS, "nodes", lambda step: max(1, len(step.inputs or ())))
+
+def _links(step: Step) -> int:
+    """What a node counts for: itself, or as much as it reads and follows."""
+    return max(1, len(step.inputs or ())) + sum(1 + len(each.dims) for each in step.varied or ())
+
+
+_STEPS = Many("nodes", STEP, _MOST_ITEMS, "nodes", _links)
 _OUTPUTS = Many("outputs", Number("output"), charged="nodes")
 
 HEADER = Record(
     Header,
     {
         "flags": Number("flags", HAS_GRAPH | HAS_ORIGINAL | HAS_ENDS | HAS_OPTION | HAS_SCALES),
-        "option": lambda header: Number("option of the coder") if header.flags & HAS_OPTION else None,
+        "option": lambda header: (
+            Number("option of the coder", 2**OPTION_BITS - 1) if header.flags & HAS_OPTION else None
+        ),
         "original": lambda header: Number("original parameters") if header.flags & HAS_ORIGINAL else None,
         "layers": Many("layers", LAYER, _MOST_ITEMS, "tensors", lambda layer: len(_members(layer.head))),
         "kinds": lambda header: _Runs(sum(len(_members(layer.head)) for layer in header.layers)),
@@ -706,12 +730,14 @@ def _steps_of(graph: Graph, names: list[str]) -> Iterator[Step]:
         mask = READS * (inputs != _usual_inputs(operator)) | OWNS * (tensors != usual)
         for attribute in changed:
             mask |= 1 << _ATTRIBUTE_BITS + operator.attributes.index(attribute)
+        mask |= _varies(operator) * bool(node.varying)
         yield Step(
             head=2 * operator.opcode + (mask != 0),
             mask=mask or None,
             inputs=inputs,
             tensors=tensors,
             attributes=tuple(_stored(attribute, values[attribute.name]) for attribute in changed),
+            varied=varied_of(node, operator, newest),
         )
 
 
@@ -783,8 +809,12 @@ def read_outline(source: Reader, version: int = 1) -> Outline:
     """Reads a header and checks that it is the one that `write_outline` writes, in a file of that version."""
     start = source.position
     header = HEADER.read(source)
-    if version < 2 and (header.flags & HAS_SCALES or any(book.extent is not None for book in header.codebooks)):
-        raise InvalidField(f"the file has grids or scales, which version {version} lacks")
+    grids, varies = (
+        any(book.extent is not None for book in header.codebooks),
+        any(step.varied for step in header.steps or ()),
+    )
+    if version < 2 and (header.flags & HAS_SCALES or grids or varies):
+        raise InvalidField(f"the file has grids, scales or sizes that vary, which version {version} lacks")
     source.budget.charge("nodes", header.inputs or 0)
     tensors = tuple(_tensors(header, source.budget))
     if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -807,8 +837,6 @@ def read_outline(source: Reader, version: int = 1) -> Outline:
         canonical = write_outline(outline)
     except ModelError as error:
         raise InvalidField(str(error)) from error
-    if outline.version != version:
-        raise NotCanonical(f"the file has version {version}, but needs {outline.version} only")
     if canonical != source.data[start : source.position]:
         raise NotCanonical("the header is not written in the shortest way")
     return outline
@@ -932,6 +960,7 @@ def _nodes(steps: tuple[Step, ...], inputs: int, names: list[str]) -> Iterator[N
             tuple(inputs + position - 1 - distance for distance in distances),
             tuple(names[number - 1] if number else None for number in tensors),
             dict(_attributes(operator, step)),
+            varying(step.varied or (), operator, inputs + position - 1),
         )
 
 

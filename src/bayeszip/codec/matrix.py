@@ -26,6 +26,7 @@ class View:
         kernel: neighbouring columns that belong to one filter kernel.
         lag: columns from a weight to the one above it in its kernel; 0: unknown, to be sought.
         flagged: whether rows and columns are flagged as live or dead.
+        quick: whether the thorough model is left out of the question.
     """
 
     size: int
@@ -34,10 +35,12 @@ class View:
     kernel: int
     lag: int
     flagged: bool
+    quick: bool = False
 
     def mixed(self, density: int) -> bool:
         """Whether the thorough model codes a matrix of this density's class; else the quick one."""
-        return self.size <= _MOST_CELLS and self.size >> (density + 1) // 2 <= _MOST_WEIGHTS
+        few = self.size <= _MOST_CELLS and self.size >> (density + 1) // 2 <= _MOST_WEIGHTS
+        return few and not self.quick
 
     def seeks_lag(self, density: int) -> bool:
         """Whether a lag is to be sought, and said."""

@@ -9,8 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayeszip.codec.compilation import compiled, entry, tabulated
-from bayeszip.codec.evidence import LOG, LOG_DIRECT, ONE_COUNT, UNIT_WEIGHT, decide, log_count, squash, weigh
+from bayeszip.codec.cells import (
+    CELL_PRIORS,
+    CELL_WEIGHTS,
+    FIRST_ROW,
+    MARGIN,
+    CellWeights,
+    find_cell,
+    learn_cell,
+    moved_weights,
+    taken_weights,
+    weigh_cell,
+)
+from bayeszip.codec.compilation import compiled, entry
+from bayeszip.codec.evidence import UNIT_WEIGHT, decide, squash, weigh
 from bayeszip.codec.matrix import MOST_LAG, Survey, View
 from bayeszip.codec.pricing import CANDIDATES, Pricing, bits_of, candidate, distance
 from bayeszip.codec.rangecoder import Span, code_bit
@@ -18,23 +30,12 @@ from bayeszip.codec.rangecoder import Span, code_bit
 __all__ = ["Flags", "Memory", "MixingModel", "code_flags", "code_mixed", "deepest_levels", "price_values"]
 
 #: Start weights of the mixtures, in 1/65536, and all other numbers of this block: found by trial on trained networks.
-_CELL_WEIGHTS = (58000, 2764, 1017, 3407, 25080, 31457, 68523, 6664, 14420, 31457, 24538)
 _VALUE_WEIGHTS = (9000, 5000, 1000, 13000, 10000, 4000)
 _FLAG_WEIGHTS = (20000, 20000, 20000, 20000, 20000)
-_CELL_RATE, _VALUE_RATE, _FLAG_RATE = 13, 20, 120
+_VALUE_RATE, _FLAG_RATE = 20, 120
 _MOST = 1 << 20
-#: the evidence that each input of a cell assumes beforehand, in 1/16 of a count
-_CELL_PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 _VALUE_PRIOR = _FLAG_PRIOR = 8
 
-# Where the contexts of a cell keep their evidence; rows follow, and columns with a margin on either side.
-_TENSOR, _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, _ROWS = 0, 1, 65, 129, 321, 330, 474, 498, 512
-_BUCKETS = 12
-#: the wide neighbourhood of a cell: columns to either side, and rows back at the lag
-_REACH, _ROWS_BACK = 4, 3
-#: empty cells before the first column of a row, as many as a neighbour may be away
-_MARGIN = _ROWS_BACK * MOST_LAG + _REACH
-_CELL_INPUTS = len(_CELL_WEIGHTS)
 _VALUE_INPUTS = len(_VALUE_WEIGHTS)
 _FLAG_INPUTS = len(_FLAG_WEIGHTS)
 #: value contexts beyond the plain ones see only the first eight decisions of a value
@@ -42,9 +43,6 @@ _SHALLOW = 256
 #: a value's class by its first two decisions, or none; the same by its first four
 _CLASSES, _FINE_CLASSES = 5, 17
 _VALUE_CONTEXTS = _CLASSES + 2 * _FINE_CLASSES + _CLASSES**2
-#: classes of density: 0 to 3 by how many zeros were seen if nothing else was, 4 to 11 by octaves of cells for each 1
-_BY_ZEROS = tabulated(np.array([0] * 4 + [1] * 12 + [2] * 48 + [3], dtype=np.int64))
-_BY_SHARE = tabulated(np.array([11] + [12 - share.bit_length() for share in range(1, 129)], dtype=np.int64))
 
 
 class Memory(NamedTuple):
@@ -58,7 +56,7 @@ class Memory(NamedTuple):
     def fresh(cls) -> "Memory":
         scale = UNIT_WEIGHT >> 16
         return cls(
-            np.array(_CELL_WEIGHTS, dtype=np.int64) * scale,
+            np.array(CELL_WEIGHTS, dtype=np.int64) * scale,
             np.array(_VALUE_WEIGHTS, dtype=np.int64) * scale,
             np.array((_FLAG_WEIGHTS, _FLAG_WEIGHTS), dtype=np.int64) * scale,
         )
@@ -84,7 +82,7 @@ class MixingModel(NamedTuple):
     Args:
         zeros: the zeros counted in all contexts of a cell, in sixteenths; `ones`: the ones.
         for_zero: what is assumed beforehand by each input of a cell; `for_one`: the same for ones.
-        places: the contexts of the cell or value at hand, one for each input; `inputs`: their log-odds.
+        places: the contexts of the value at hand, one for each input; `inputs`: their log-odds.
         value_zeros: of all contexts of a value, as above; those that tensors with the same codebook share come first.
         near: the value's contexts: class of the last value in the row, mean of the neighbours, the nearest, the pair.
         live: the columns that are live.
@@ -95,8 +93,8 @@ class MixingModel(NamedTuple):
 
     zeros: np.ndarray
     ones: np.ndarray
-    for_zero: np.ndarray
-    for_one: np.ndarray
+    for_zero: CellWeights
+    for_one: CellWeights
     places: np.ndarray
     inputs: np.ndarray
     value_zeros: np.ndarray
@@ -112,19 +110,19 @@ class MixingModel(NamedTuple):
     def of(cls, view: View, survey: Survey, levels: int, shared: np.ndarray) -> "MixingModel":
         """`shared`: a row of zeros and one of ones, counted in tensors with the same codebook."""
         share = _share(survey.density)
-        ones = [max(1, prior * share >> 16) for prior in _CELL_PRIORS]
-        zeros = [max(1, prior - one) for prior, one in zip(_CELL_PRIORS, ones, strict=True)]
-        contexts = _ROWS + view.rows + 2 * MOST_LAG + view.columns
+        ones = [max(1, prior * share >> 16) for prior in CELL_PRIORS]
+        zeros = [max(1, prior - one) for prior, one in zip(CELL_PRIORS, ones, strict=True)]
+        contexts = FIRST_ROW + view.rows + 2 * MOST_LAG + view.columns
         own = np.zeros((2, (1 << levels) + _VALUE_CONTEXTS * min(1 << levels, _SHALLOW)), dtype=np.int32)
         value_zeros, value_ones = np.concatenate([shared, own], axis=1)
-        row = np.zeros(_MARGIN + view.columns + 1, dtype=np.int32)
+        row = np.zeros(MARGIN + view.columns + 1, dtype=np.int32)
         return cls(
             zeros=np.zeros(contexts, dtype=np.int32),
             ones=np.zeros(contexts, dtype=np.int32),
-            for_zero=np.array(zeros, dtype=np.int64),
-            for_one=np.array(ones, dtype=np.int64),
-            places=np.zeros(_CELL_INPUTS, dtype=np.int64),
-            inputs=np.zeros(_CELL_INPUTS, dtype=np.int64),
+            for_zero=tuple(zeros),
+            for_one=tuple(ones),
+            places=np.zeros(_VALUE_INPUTS, dtype=np.int64),
+            inputs=np.zeros(_VALUE_INPUTS, dtype=np.int64),
             value_zeros=value_zeros,
             value_ones=value_ones,
             near=np.zeros(4, dtype=np.int64),
@@ -200,12 +198,15 @@ def code_mixed(
     may choose what is written.
     """
     above = -1
+    weights = taken_weights(cell_weights)
     for row in range(len(rows)):
         if rows[row]:
             _begin_row(model, row, above)
-            span = _code_row(span, buffer, end, symbols, row, above, len(rows), units, kernel, lag,
-                             cell_weights, value_weights, values, levels, model, pricing)  # fmt: skip
+            span, weights = _code_row(span, buffer, end, symbols, row, above, len(rows), units, kernel, lag,
+                                      weights, value_weights, values, levels, model, pricing)  # fmt: skip
             above = row
+    for index in range(len(weights)):
+        cell_weights[index] = weights[index]
     return span
 
 
@@ -214,7 +215,7 @@ def _begin_row(model: MixingModel, row: int, above: int) -> None:
     """Takes the row that was coded last for the live row above, and for the matrix row above if it is that one."""
     here, over, twin = model.here, model.over, model.twin
     adjacent = 1 if above == row - 1 else 0
-    for place in range(_MARGIN, len(here)):
+    for place in range(MARGIN, len(here)):
         twin[place] = here[place]
         over[place] = here[place] * adjacent
         here[place] = 0
@@ -232,39 +233,41 @@ def _code_row(
     units: np.ndarray,
     kernel: int,
     lag: int,
-    cell_weights: np.ndarray,
+    cell_weights: CellWeights,
     value_weights: np.ndarray,
     values: int,
     levels: int,
     model: MixingModel,
     pricing: Pricing | None,
-) -> Span:
-    """Codes the live cells of a row."""
+) -> tuple[Span, CellWeights]:
+    """Codes the live cells of a row; also returns the weights of the mixture as they have become."""
     here, before, over, twins = model.here, model.before, model.over, model.twin
     zeros, ones, for_zero, for_one = model.zeros, model.ones, model.for_zero, model.for_one
-    places, inputs, own = model.places, model.inputs, _ROWS + rows + MOST_LAG
+    own = FIRST_ROW + rows + MOST_LAG
     start = row * len(units)
     in_kernel = until = last = found = filled = 0
     level, since = 1 if above >= 0 else 0, -1
     for column in model.live:
         while filled < column:
-            before[_MARGIN + filled + 1] = before[_MARGIN + filled]
+            before[MARGIN + filled + 1] = before[MARGIN + filled]
             filled += 1
         if column >= until:
             in_kernel = 0
             until = column - column % kernel + kernel
-        place, at = start + column, _MARGIN + column
+        place, at = start + column, MARGIN + column
         twin = twins[at]
         order = _order(level, since, found, twin) if level or since >= 0 else 0
-        _see(places, zeros, ones, here, over, before, row, own + column, column, units[column], in_kernel, kernel,
-             lag, order)  # fmt: skip
+        places = find_cell(zeros, ones, here, over, before, FIRST_ROW + row, own + column, column, units[column],
+                           in_kernel, kernel, lag, order)  # fmt: skip
+        probability, inputs = weigh_cell(zeros, ones, for_zero, for_one, places, cell_weights, lag)
         if pricing is not None:
             _look_around(symbols, here, place, at, lag, levels, model.near)
             model.near[0] = last
-            symbols[place] = _price_cell(pricing, symbols[place], place, cell_weights, lag, values, levels,
-                                         value_weights, model)  # fmt: skip
-        bit, span = _decide_cell(span, buffer, end, 1 if symbols[place] else 0, zeros, ones, for_zero, for_one, places,
-                                 inputs, cell_weights, lag)  # fmt: skip
+            symbols[place] = _price_cell(pricing, symbols[place], place, probability, values, levels, value_weights,
+                                         model)  # fmt: skip
+        bit, span = code_bit(span, buffer, end, probability, 1 if symbols[place] else 0)
+        cell_weights = moved_weights(cell_weights, inputs, probability, bit)
+        learn_cell(zeros, ones, places, bit)
         before[at + 1] = before[at] + bit
         filled += 1
         if level or since >= 0:
@@ -278,7 +281,7 @@ def _code_row(
             rank, span = _code_value(span, buffer, end, symbols[place] - 1, values, levels, value_weights, model)
             symbols[place] = rank + 1
             last = 1 + (rank >> max(levels - 2, 0))
-    return span
+    return span, cell_weights
 
 
 # Where a row stands in order to the live row above it: `level` while they have weights in the same places; `since`, the
@@ -309,133 +312,17 @@ def _followed(level: int, since: int, bit: int, twin: int) -> tuple[int, int]:
 
 
 @compiled
-def _see(
-    places: np.ndarray,
-    zeros: np.ndarray,
-    ones: np.ndarray,
-    here: np.ndarray,
-    over: np.ndarray,
-    before: np.ndarray,
-    row: int,
-    own: int,
-    column: int,
-    unit: int,
-    in_kernel: int,
-    kernel: int,
-    lag: int,
-    order: int,
-) -> None:
-    """Finds the contexts of a cell in its neighbours."""
-    at = _MARGIN + column
-    left, left2 = here[at - 1], here[at - 2]
-    back, near, crowd = 0, left + 2 * left2, 2 * left + left2
-    if lag > 1:
-        back, back_left, back_right, back2 = here[at - lag], here[at - lag - 1], here[at - lag + 1], here[at - 2 * lag]
-        near += 4 * back + 8 * back_left + 16 * back_right + 32 * back2
-        crowd += 2 * back + back_left + back_right + back2
-        if lag > 2:
-            crowd += here[at - lag - 2] + here[at - lag + 2]
-    upper = over[at] + 2 * over[at - 1] + 4 * over[at + 1]
-    if kernel > 1 and column >= kernel:
-        upper += 8 * here[at - kernel]
-    in_row = _bucket(ones[_ROWS + row], zeros[_ROWS + row])
-    wide = _wide(before, at, lag)
-    places[0] = _TENSOR
-    places[1] = _ROWS + row
-    places[2] = own
-    places[3] = _ABOVE + upper + 16 * (crowd if crowd < 3 else 3)
-    places[4] = _NEAR + near
-    places[5] = _WIDE + (wide if wide < 15 else 15) * _BUCKETS + in_row
-    places[6] = _UNIT + unit
-    places[7] = _JOINT + in_row * _BUCKETS + _bucket(ones[own], zeros[own])
-    places[8] = _KERNEL + (min(in_kernel, 7) + 8 * (left + back) if kernel > 1 else crowd if crowd < 9 else 9)
-    places[9] = _ORDER + order
-
-
-@compiled
-def _decide_cell(
-    span: Span,
-    buffer: np.ndarray,
-    end: int | None,
-    bit: int,
-    zeros: np.ndarray,
-    ones: np.ndarray,
-    for_zero: np.ndarray,
-    for_one: np.ndarray,
-    places: np.ndarray,
-    inputs: np.ndarray,
-    weights: np.ndarray,
-    lag: int,
-) -> tuple[int, Span]:
-    """Codes whether a cell holds a weight, and learns from it, as `decide` does."""
-    last = _CELL_INPUTS - 1
-    probability, around = _weigh_cell(zeros, ones, for_zero, for_one, places, inputs, weights, lag)
-    bit, span = code_bit(span, buffer, end, probability, bit)
-    error = ((bit << 16) - probability) * _CELL_RATE
-    weights[last] += (around * error + (1 << 15)) >> 16
-    seen, others = (ones, zeros) if bit else (zeros, ones)
-    for index in range(last):
-        weights[index] += (inputs[index] * error + (1 << 15)) >> 16
-        place = places[index]
-        more = seen[place] + ONE_COUNT
-        if more > _MOST:
-            more >>= 1
-            others[place] >>= 1
-        seen[place] = more
-    return bit, span
-
-
-@compiled
-def _weigh_cell(
-    zeros: np.ndarray,
-    ones: np.ndarray,
-    for_zero: np.ndarray,
-    for_one: np.ndarray,
-    places: np.ndarray,
-    inputs: np.ndarray,
-    weights: np.ndarray,
-    lag: int,
-) -> tuple[int, int]:
-    """The probability of a weight, and the last input, which is that of the columns around.
-
-    All inputs are less the first. The last has no evidence of its own.
-    """
-    log, last = LOG, _CELL_INPUTS - 1
-    base = log_count(ones[_TENSOR] + for_one[0]) - log_count(zeros[_TENSOR] + for_zero[0])
-    inputs[0] = base
-    odds = weights[0] * base + (1 << 19)
-    for index in range(1, last):
-        place = places[index]
-        one, zero = ones[place] + for_one[index], zeros[place] + for_zero[index]
-        value = (log[one] if one < LOG_DIRECT else log_count(one)) - base
-        value -= log[zero] if zero < LOG_DIRECT else log_count(zero)
-        inputs[index] = value
-        odds += weights[index] * value
-    own = places[2]
-    one = for_one[last] + ones[own] + ones[own - 1] + ones[own + 1]
-    zero = for_zero[last] + zeros[own] + zeros[own - 1] + zeros[own + 1]
-    if lag:
-        one += ones[own - lag] + ones[own + lag]
-        zero += zeros[own - lag] + zeros[own + lag]
-    around = log_count(one) - log_count(zero) - base
-    return squash((odds + weights[last] * around) >> 20), around
-
-
-@compiled
 def _price_cell(
     pricing: Pricing,
     before: int,
     place: int,
-    cell_weights: np.ndarray,
-    lag: int,
+    probability: int,
     values: int,
     levels: int,
     value_weights: np.ndarray,
     model: MixingModel,
 ) -> int:
     """Writes down what the cell at hand costs; returns what it takes: `before`, or the cheapest if it has an aim."""
-    probability, _ = _weigh_cell(model.zeros, model.ones, model.for_zero, model.for_one, model.places, model.inputs,
-                                 cell_weights, lag)  # fmt: skip
     zero, weight = bits_of(probability, 0), bits_of(probability, 1)
     pricing.zero[place], pricing.weight[place] = zero, weight
     if not len(pricing.means):
@@ -453,27 +340,6 @@ def _price_cell(
                 chosen, paid, least = rank, bits, cost
     pricing.paid[place] = paid
     return chosen
-
-
-@compiled
-def _wide(before: np.ndarray, at: int, lag: int) -> int:
-    """The weights in the wide neighbourhood: four columns before, and four to either side up to three lags back."""
-    found = before[at] - before[at - _REACH]
-    if lag > 2:
-        for back in range(lag, (_ROWS_BACK + 1) * lag, lag):
-            found += before[at - back + _REACH + 1 if back > _REACH else at] - before[at - back - _REACH]
-    return found
-
-
-@compiled
-def _bucket(one: int, zero: int) -> int:
-    """The class of density of a row or column by its evidence."""
-    zero >>= 4
-    one >>= 4
-    if one:
-        share = (one + zero) // one
-        return _BY_SHARE[share] if share < 128 else _BY_SHARE[128]
-    return _BY_ZEROS[zero] if zero < 64 else _BY_ZEROS[64]
 
 
 @compiled

@@ -36,6 +36,13 @@ class PaperCoder:
     def option(self) -> int:
         return self.offset_bits or 0
 
+    @property
+    def version(self) -> int:
+        return 1
+
+    def settled(self, model: CompressedModel) -> "PaperCoder":
+        return self
+
     @classmethod
     def of_option(cls, option: int) -> "PaperCoder":
         if option > WIDEST:

@@ -135,8 +135,8 @@ class Number:
                 break
             shift += 7
             self._check(value)
-            if shift > 63:
-                raise InvalidField(f"{self.name} has more than nine bytes")
+            if shift > max(63, self.most.bit_length()):
+                raise InvalidField(f"{self.name} has more than {shift // 7} bytes")
         if shift and not byte:
             raise NotCanonical(f"{self.name} is written in more bytes than it needs")
         self._check(value)

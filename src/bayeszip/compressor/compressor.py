@@ -17,9 +17,10 @@ the regularizer has the same gradient everywhere, so do all ranks. `torch.compil
 
 import copy
 import dataclasses
+import inspect
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -29,28 +30,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.ending import Ending, bytes_now, check_trials
+from bayeszip.damage import findings, reach_of
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, prices_of_zeros
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
-from bayeszip.fitting import Course, Phase, count_examples, evaluate, fit, start_terms
-from bayeszip.fitting.batches import Loader, called_with
+from bayeszip.fitting import (
+    Course,
+    Figures,
+    Judge,
+    Likelihood,
+    Metric,
+    Phase,
+    Watcher,
+    count_examples,
+    fit,
+    start_terms,
+)
+from bayeszip.fitting.batches import (
+    Loader,
+    called_with,
+    checked_batch,
+    checked_loader,
+    examples_from,
+    in_order,
+    running,
+)
 from bayeszip.fitting.checkpoint import differences
-from bayeszip.fitting.course import RATE, Dials, Loss, Problem, groups_of, is_in_force
+from bayeszip.fitting.course import RATE, Dials, Problem, groups_of, is_in_force
 from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
+from bayeszip.fitting.likelihood import Loss
+from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
-from bayeszip.result import Fit, Result
+from bayeszip.result import Fit, Form, Result
 from bayeszip.settings import to_dict
 from bayeszip.targets import Target
-from bayeszip.variational import Term, check_materialized, to_stock, to_variational, variational_weights
+from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
 
 __all__ = ["Compressor", "CompressorStats"]
 
 #: Steps between two looks for numbers that are not finite, on a GPU.
 CHECK_EVERY = 50
+#: How far variances are to get, in units of how far they must, and the rate that is never exceeded for it.
+WELL_REACHED, FASTEST = 2.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -67,7 +92,8 @@ class CompressorStats:
     rate: float
     #: Share of the Gaussian weights that would be zero if the network were quantized now.
     zeros: float
-    #: What the weights would take in a file now; a graph adds some ten bytes an operator.
+    #: What a file would take now, all of it if example inputs are known; else without its graph, which adds some ten
+    #: bytes an operator.
     bytes: int
 
     @property
@@ -97,7 +123,10 @@ class Compressor:
         batch_size: examples a step of the optimizer, over all ranks and accumulated batches; by default the recipe's.
             With N it says how many steps an epoch of the recipe has.
         steps_per_epoch: says that outright.
-        total_steps: or how many steps there will be in all; the phases share them in proportion to their epochs.
+        total_steps: or how many steps there will be in all; the phases share them in proportion to their epochs, and
+            where they are few, variances are trained faster than the recipe has it, so that they get where they must.
+        loss: which kind of loss the loop has, by name or as it is: for `nats`, `distill` and the closing phase.
+        example_inputs: the network's inputs, to trace it with, or a batch that holds them; `finalize` takes them too.
 
     Raises:
         ModelError: no layer can be compressed, or a tensor can't be worked with; names it.
@@ -113,29 +142,40 @@ class Compressor:
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         total_steps: int | None = None,
+        loss: str | Loss = F.cross_entropy,
+        example_inputs: Any = None,
     ) -> None:
         self.recipe = named_recipe(recipe).scaled()
         _check_count("n_data", n_data)
         self.model, self.n_data = _bare(model), n_data
         self._stretches = _stretches(self.recipe, n_data, batch_size, steps_per_epoch, total_steps)
+        self._haste = 1.0 if total_steps is None else _haste(self._stretches)
+        self._likelihood, self._examples = Likelihood.of(loss), example_inputs
         self._began = time.perf_counter()
         _check_tensors(self.model)
         self._teacher: nn.Module | None = None
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         settings = self.recipe
-        self.conversion = to_variational(self.model, log_sigma2=settings.start_log_sigma2, biases=settings.biases)
+        self.conversion = to_variational(
+            self.model,
+            log_sigma2=settings.start_log_sigma2,
+            biases=settings.biases,
+            selection=settings.layers,
+        )
         self._weights = tuple(variational_weights(self.model))
         #: The terms of the objective, which hold what is trained beside the model.
-        self.terms = start_terms(self.model, settings.phases, settings.starts)
+        self.terms = start_terms(self.model, settings.phases, {**settings.starts, Rate.name: prices_of_zeros})
         #: Factor on τ₁, for whoever wants to steer.
         self.strength = 1.0
         self._step = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._finalized = False
+        self._beside: BesideWeights | None = None
         self._course = self._new_course()
         self._course.enter()
         self._course.begin()
+        self._course.renew(0)
         self._apply_dials()
 
     # How far it is
@@ -160,9 +200,14 @@ class Compressor:
         done = min(1.0, (self._step - stretch.first) / stretch.steps)
         return self._course.dials_at(done, self.strength)
 
+    def _epoch(self, step: int) -> int:
+        """How many epochs of the phase at hand are over at a step; −1 before it."""
+        stretch = self._stretch
+        return (step - stretch.first) * max(1, stretch.phase.epochs) // stretch.steps
+
     def _new_course(self) -> Course:
         """The phase in force at this step."""
-        problem = Problem(self.model, self._weights, self.terms, None, F.cross_entropy, self.n_data)
+        problem = Problem(self.model, self._weights, self.terms, None, self._likelihood, self.n_data)
         return Course(problem, self.phase)
 
     # What a loop calls
@@ -175,6 +220,7 @@ class Compressor:
         _check_count("n_data", n_data)
         self.n_data = n_data
         self._stretches = _stretches(self.recipe, n_data, None, None, total_steps)
+        self._haste = _haste(self._stretches)
         self._course = self._new_course()
         self._apply_dials()
 
@@ -233,20 +279,32 @@ class Compressor:
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def distill(self, loss: Tensor, outputs: Tensor, *inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+    def measure_noise(self, loader: Loader) -> None:
+        """Before the first step: let `nats` weigh the loss by what the network leaves of this data unexplained."""
+        self._check_open("measure_noise")
+        if self._step:
+            raise TrainingError("measure_noise() comes before the first step, while the network is as it came")
+        self._likelihood = self._likelihood.estimated(self.model, loader)
+        self._course = self._new_course()
+
+    def nats(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of a batch in nats per example, the unit of the regularizer; after `measure_noise`."""
+        return self._likelihood(outputs, targets)
+
+    def distill(self, loss: Tensor, outputs: Any, *inputs: Tensor, targets: Any = None) -> Tensor:
         """Your loss of a batch, mixed with the imitation of the network as it was, where the phase asks for that.
 
         Args:
             loss: yours, of these outputs.
-            outputs: class scores of the model for `inputs`.
-            targets: needed where classes don't lie in the last dimension of the outputs.
+            outputs: what the model says to `inputs`.
+            targets: needed where it is not clear which dimension of the outputs has the classes.
         """
         teacher = self._teacher
         if not self.phase.distillation or teacher is None:
             return loss
         with torch.no_grad():
-            taught = called_with(teacher.to(outputs.device), inputs)
-        return self._course.blend(loss, outputs, taught, outputs.new_empty(0) if targets is None else targets)
+            taught = predictions(called_with(teacher.to(loss.device), inputs))
+        return self._course.blend(loss, outputs, taught, targets)
 
     def step(self) -> None:
         """Go one step on in the schedule; once after each step of the optimizer, however many batches that took.
@@ -263,6 +321,9 @@ class Compressor:
             self._course = self._new_course()
             self._course.enter()
             self._course.begin()
+        epoch = self._epoch(self._step)
+        if self._epoch(self._step - 1) != epoch < self.phase.epochs:
+            self._course.renew(epoch)
         self._apply_dials()
 
     @torch.no_grad()
@@ -277,8 +338,20 @@ class Compressor:
             taus={term.name: float(tau) for term, tau in zip(course.terms, dials.taus, strict=True)},
             rate=float(dials.rate),
             zeros=course.share_of_zeros(sum(weight.theta.numel() for weight in self._weights)),
-            bytes=bytes_now(course, self.recipe),
+            bytes=bytes_now(course, self.recipe) + self._beside_weights().now(self.model),
         )
+
+    def _beside_weights(self) -> BesideWeights:
+        if self._beside is None:
+            plain = to_stock(copy.deepcopy(self.model)).cpu().eval()
+            shapes = {weight.name: tuple(weight.theta.shape) for weight in self._weights}
+            form = Form(plain, self._example_inputs(None), self.recipe.coding)
+            self._beside = BesideWeights(form, shapes, self.recipe)
+        return self._beside
+
+    def _example_inputs(self, given: Any) -> tuple[Tensor, ...] | None:
+        given = self._examples if given is None else given
+        return None if given is None else examples_from(self.model, given)
 
     def _check_finite(self) -> None:
         culprit = weights_not_finite(self.model) or terms_not_finite(self.terms)
@@ -334,10 +407,11 @@ class Compressor:
     def finalize(
         self,
         *,
-        example_inputs: Sequence[Tensor] | Tensor | None = None,
+        example_inputs: Any = None,
         train_loader: Loader | None = None,
         val_loader: Loader | None = None,
-        loss: Loss = F.cross_entropy,
+        loss: str | Loss | None = None,
+        metric: Any = None,
         max_bytes: int | None = None,
     ) -> Result:
         """Quantize the network, drop what is dead, prove that it computes the same, and code it.
@@ -346,10 +420,13 @@ class Compressor:
         several ranks train, one is enough.
 
         Args:
-            example_inputs: the network's inputs, to trace it with; without, the file holds tensors only.
+            example_inputs: the network's inputs, to trace it with, or a batch that holds them; without, the file holds
+                tensors only.
             train_loader: for the recipe's closing phase, which trains the shared values; without, it is left out.
-            val_loader: for the accuracy in the report.
-            loss: for the closing phase, mean negative log-likelihood of a batch from outputs and targets.
+            val_loader: for the figures in the report; those before are of the network as it was, if the recipe has
+                distillation.
+            loss: mean over a batch, from outputs and targets; by default that of the Compressor.
+            metric: a further figure, as for `compress`.
             max_bytes: trim the network so that the file has at most so many bytes.
 
         Raises:
@@ -363,6 +440,11 @@ class Compressor:
             message = f"finalized after {self._step:,} of {self.total_steps:,} steps: the schedule was not over"
             warnings.warn(message, UserWarning, stacklevel=2)
         budget = None if max_bytes is None else Target(max_bytes=max_bytes).max_bytes
+        for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            if loader is not None:
+                checked_loader(loader, name)
+        if loss is not None:
+            self._likelihood = Likelihood.of(loss)
         if self.recipe.quantization.rate_trials:
             check_trials(val_loader, budget)
         self._check_finite()
@@ -370,43 +452,89 @@ class Compressor:
         how = self.recipe.quantization_of(posterior)
         self._finalized = True
         to_stock(self.model).eval()
-        examples = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+        examples, judge = self._example_inputs(example_inputs), self._judge(val_loader, Metric.of(metric))
+        before = Figures() if self._teacher is None else judge(self._teacher)
         ending = Ending(
             self.model,
-            None if examples is None else tuple(tensor.cpu() for tensor in examples),
+            examples,
             self.recipe,
-            None if train_loader is None else partial(self._close, train_loader, loss),
-            lambda network: None if val_loader is None else evaluate(network, val_loader, cast=True),
+            None if train_loader is None else partial(self._close, train_loader),
+            judge,
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
-        return self._delivered(result, max_bytes)
+        return self._delivered(result, max_bytes, before, Judge(self._likelihood, Metric.of(metric)))
 
-    def _close(
-        self, train_loader: Loader, loss: Loss, network: nn.Module, quantized: object, shared: nn.Module
-    ) -> None:
-        n_data = count_examples(train_loader)
-        fit(shared, train_loader, (self.recipe.closing,), n_data=n_data, teacher=self._teacher, loss=loss)
+    def judge_on(self, val_loader: Loader, metric: Any = None) -> Figures:
+        """What the network comes to now on this data, with its weights at their means: not yet pruned and snapped."""
+        return self._judge(val_loader, Metric.of(metric))(self.model)
+
+    def _judge(self, val_loader: Loader | None, metric: Metric | None) -> Callable[[nn.Module], Figures]:
+        """What judges the network, and what becomes of it; nothing without data."""
+        if val_loader is None:
+            return lambda network: Figures()
+        batch = next(iter(val_loader), None)
+        names: tuple[str, ...] | None = None
+        arguments: tuple[str, ...] = ()
+        if batch is not None:
+            inputs, training = checked_batch(batch).to(self._device).inputs, self.model.training
+            with torch.no_grad(), running("evaluation"):
+                names = names_in(called_with(self.model.eval(), inputs))
+            self.model.train(training)
+            if isinstance(inputs, dict):
+                arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(inputs)]
+                in_order(self.model, inputs)
+        judge = Judge(self._likelihood, metric, names, arguments)
+        return lambda network: judge(network, val_loader, cast=True)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _close(self, train_loader: Loader, network: nn.Module, quantized: object, shared: nn.Module) -> None:
+        n_data, closing = count_examples(train_loader), (self.recipe.closing,)
+        fit(shared, train_loader, closing, n_data=n_data, teacher=self._teacher, loss=self._likelihood)
 
     def _trained_terms(self) -> list[Term]:
         """Those that a phase had in force so far; it may be ended before the mixture was trained."""
         begun = [stretch.phase for stretch in self._stretches if self._step > stretch.first]
         return [term for term in self.terms if is_in_force(type(term), begun)]
 
-    def _delivered(self, result: Result, max_bytes: int | None) -> Result:
+    def _delivered(self, result: Result, max_bytes: int | None, before: Figures, judge: Judge) -> Result:
         history = Fit(
             recipe=self.recipe,
             seed=None,
             conversion=self.conversion,
-            accuracy_before=None,
+            before=before,
             seconds=time.perf_counter() - self._began,
-            device=str(next(self.model.parameters()).device),
+            device=str(self._device),
             history=(),
             target=None if max_bytes is None else str(Target(max_bytes=max_bytes)),
             strength=self.strength,
+            judge=judge,
+            reach=self._reach(),
         )
-        return dataclasses.replace(result, fit=history)
+        result = dataclasses.replace(result, fit=history)
+        result = dataclasses.replace(result, warnings=findings(result))
+        for finding in result.warnings:
+            Watcher().on_finding(finding)
+        return result
+
+    def _reach(self) -> float | None:
+        """How far the training went that was, not the one that was planned."""
+        taken = [(s.phase, min(s.steps, max(0, self._step - s.first))) for s in self._stretches]
+        held = {
+            id(parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        moved = any(id(weight.theta) in held for weight in self._weights)
+        hasty = [
+            (dataclasses.replace(phase, rate_log_sigma2=self._haste * phase.rate_log_sigma2), n) for phase, n in taken
+        ]
+        return reach_of(hasty, means=moved)
 
     # The schedule
 
@@ -426,7 +554,8 @@ class Compressor:
 
     def _rate(self, name: str) -> float:
         """A learning rate as it is now."""
-        return self._course.rate(name) * float(self._dials.rate)
+        haste = self._haste if name == "rate_log_sigma2" else 1.0
+        return haste * self._course.rate(name) * float(self._dials.rate)
 
     def _own_groups(self) -> list[dict[str, Any]]:
         """What is trained besides the model's own parameters."""
@@ -458,6 +587,15 @@ class Compressor:
             raise TrainingError(
                 f"{call}() after finalize(): the network is plain again; make a new Compressor to compress it further"
             )
+
+
+def _haste(stretches: Sequence[_Stretch]) -> float:
+    """By how much faster than in the recipe variances must be trained, if steps are few, to get where they must."""
+    reach = reach_of([(stretch.phase, stretch.steps) for stretch in stretches], means=False)
+    fastest = max((stretch.phase.rate_log_sigma2 for stretch in stretches if stretch.phase.tau1), default=0.0)
+    if not reach or not fastest:
+        return 1.0
+    return max(1.0, min(WELL_REACHED / reach, FASTEST / fastest))
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -1,12 +1,16 @@
 """A compression inside somebody else's trainer, which keeps loss and optimizer to itself."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from bayeszip.compressor.compressor import Compressor
+from bayeszip.errors import BayeszipError
+from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.state import load_optimizer_state, optimizer_state
+from bayeszip.result import Result
 
 __all__ = ["Guest"]
 
@@ -33,6 +37,21 @@ class Guest:
     def after_step(self) -> None:
         """Once after it."""
         self.compressor.step()
+
+    def figures(self) -> dict[str, float]:
+        """For the trainer's log: the share of weights that are zero, and the bytes that a file would take now."""
+        stats = self.compressor.stats()
+        return {"bayeszip/zeros": stats.zeros, "bayeszip/bytes": float(stats.bytes)}
+
+    def finalize(self, examples: Any, val_loader: Loader | None) -> Result:
+        """The result, judged on the trainer's validation data if these have the form of batches and the loss fits."""
+        if val_loader is not None:
+            try:
+                self.compressor.judge_on(val_loader)
+            except BayeszipError as error:
+                logging.getLogger("bayeszip").warning("what is compressed is not judged on validation data: %s", error)
+                val_loader = None
+        return self.compressor.finalize(example_inputs=examples, val_loader=val_loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Without the model's tensors, which trainers save themselves."""

@@ -1,15 +1,16 @@
 """A callback for Lightning: `Trainer(callbacks=[LightningCallback("quick", path="net.bayz")])`."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from bayeszip.compressor.compressor import Compressor
 from bayeszip.compressor.guest import Guest
-from bayeszip.errors import ModelError, TrainingError
+from bayeszip.errors import DataError, ModelError, TrainingError
 from bayeszip.fitting import count_examples
+from bayeszip.fitting.batches import checked_batch
+from bayeszip.fitting.likelihood import Loss
 from bayeszip.recipe import Recipe
 from bayeszip.result import Result
 
@@ -27,13 +28,17 @@ class LightningCallback(Callback):
     The recipe's phases are stretched over all steps that the trainer takes. The module's optimizer trains the weights
     at its own rates; variances and terms are trained beside it at the recipe's. Runs on with Lightning's checkpoints.
 
-    Distillation and the recipe's closing phase, which would need the loss, are left out.
+    After each epoch it logs the share of zeros and the bytes that a file would take, as `bayeszip/zeros` and
+    `bayeszip/bytes`; at the end the result is judged on the trainer's validation data. Distillation and the recipe's
+    closing phase, which would need the loss, are left out.
 
     Args:
         recipe: a name, a path to a JSON file, or a `Recipe`.
         network: the attribute of the module that holds the network, such as "net"; by default its only child that has
             parameters.
-        example_inputs: to trace the network with; by default the module's `example_input_array`.
+        example_inputs: to trace the network with, or a batch that holds them; by default the module's
+            `example_input_array`, or else the first batch of the training loader.
+        loss: by name or as a function, to judge the result by.
         n_data: how many training examples there are; by default what the training loader says.
         path: where to save the file; by default nowhere.
     """
@@ -43,11 +48,12 @@ class LightningCallback(Callback):
         recipe: str | Recipe = "vd+sws",
         *,
         network: str | None = None,
-        example_inputs: Sequence[Tensor] | Tensor | None = None,
+        example_inputs: Any = None,
         n_data: int | None = None,
         path: str | os.PathLike[str] | None = None,
+        loss: str | Loss = "cross-entropy",
     ) -> None:
-        self._recipe, self._network, self._examples = recipe, network, example_inputs
+        self._recipe, self._network, self._examples, self._loss = recipe, network, example_inputs, loss
         self._n_data, self._path = n_data, path
         self._taken = 0
         self._held: dict[str, Any] = {}
@@ -65,7 +71,7 @@ class LightningCallback(Callback):
         """Before optimizers are made and the module is wrapped."""
         if stage == "fit" and self._guest is None:
             network = _network_of(pl_module, self._network)
-            self._guest = Guest(Compressor(network, self._recipe, n_data=self._n_data or 1))
+            self._guest = Guest(Compressor(network, self._recipe, n_data=self._n_data or 1, loss=self._loss))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.estimated_stepping_batches
@@ -73,6 +79,10 @@ class LightningCallback(Callback):
             raise TrainingError("a recipe has an end, so the trainer needs one: set max_epochs or max_steps")
         n_data = self._n_data or count_examples(trainer.train_dataloader or ())
         self.compressor.plan(n_data=n_data, total_steps=int(total))
+        if self._examples is None:
+            self._examples = pl_module.example_input_array
+        if self._examples is None:
+            self._examples = _first_batch(trainer.train_dataloader)
         if self._held and self._guest is not None:
             self._taken = self._held["taken"]
             self._guest.load_state_dict(self._held["guest"])
@@ -89,11 +99,15 @@ class LightningCallback(Callback):
             self._taken = trainer.global_step
             self._guest.after_step()
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._guest is not None:
+            pl_module.log_dict(self._guest.figures())
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        examples = pl_module.example_input_array if self._examples is None else self._examples
-        if isinstance(examples, dict):
-            raise ModelError("give example_inputs as a tensor or a tuple of them: the module's are a dictionary")
-        self.result = self.compressor.finalize(example_inputs=examples)
+        if self._guest is None:
+            raise TrainingError("LightningCallback compresses during trainer.fit(…) only")
+        loader = trainer.val_dataloaders
+        self.result = self._guest.finalize(self._examples, None if isinstance(loader, list | dict) else loader)
         if self._path is not None and trainer.is_global_zero:
             self.result.save(self._path)
 
@@ -105,6 +119,14 @@ class LightningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Taken up when the trainer has said how long it will go on.
         self._held = state_dict
+
+
+def _first_batch(loader: Any) -> Any:
+    """Of a loader, if it gives what is known as one; else the file holds tensors only."""
+    try:
+        return checked_batch(next(iter(loader))).inputs
+    except (DataError, StopIteration, TypeError):
+        return None
 
 
 def _network_of(module: LightningModule, attribute: str | None) -> nn.Module:

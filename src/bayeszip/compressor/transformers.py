@@ -1,17 +1,15 @@
 """A callback for Hugging Face's Trainer: `Trainer(…, callbacks=[TrainerCallback("quick", path="net.bayz")])`."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from bayeszip.compressor.compressor import Compressor
 from bayeszip.compressor.guest import Guest
 from bayeszip.errors import ModelError, TrainingError
 from bayeszip.fitting import count_examples
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.fitting.likelihood import Loss
 from bayeszip.recipe import Recipe
 from bayeszip.result import Result
 
@@ -33,12 +31,15 @@ class TrainerCallback(transformers.TrainerCallback):
     at its own rates; variances and terms are trained beside it at the recipe's. Runs on with the trainer's
     checkpoints.
 
-    Distillation and the recipe's closing phase, which would need the loss, are left out.
+    The share of zeros and the bytes that a file would take stand in what the trainer logs, as `bayeszip/zeros` and
+    `bayeszip/bytes`; at the end the result is judged on the trainer's evaluation data, if it has any. Distillation and
+    the recipe's closing phase, which would need the loss, are left out.
 
     Args:
         recipe: a name, a path to a JSON file, or a `Recipe`.
-        example_inputs: to trace the network with, in the order of its arguments; without them, or where a network
-            returns more than tensors, the file holds tensors only and loads with `into=`.
+        example_inputs: to trace the network with: in the order of its arguments, or a batch that holds them; where
+            that fails the file holds tensors only and loads with `into=`.
+        loss: by name or as a function, to judge the result by.
         n_data: how many training examples there are; by default what the training loader says.
         path: where to save the file; by default nowhere.
     """
@@ -47,11 +48,13 @@ class TrainerCallback(transformers.TrainerCallback):
         self,
         recipe: str | Recipe = "vd+sws",
         *,
-        example_inputs: Sequence[Tensor] | Tensor | None = None,
+        example_inputs: Any = None,
         n_data: int | None = None,
         path: str | os.PathLike[str] | None = None,
+        loss: str | Loss = "cross-entropy",
     ) -> None:
         self._recipe, self._examples, self._n_data, self._path = recipe, example_inputs, n_data, path
+        self._loss, self._evaluation = loss, None
         self._guest: Guest | None = None
         self.result: Result | None = None
 
@@ -62,7 +65,7 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before optimizers are made and the network is wrapped."""
-        self._guest = Guest(Compressor(given["model"], self._recipe, n_data=self._n_data or 1))
+        self._guest = Guest(Compressor(given["model"], self._recipe, n_data=self._n_data or 1, loss=self._loss))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         n_data = self._n_data or count_examples(given["train_dataloader"])
@@ -76,12 +79,22 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._hosted().after_step()
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self.result is None and isinstance(logs, dict) and self._guest is not None:
+            figures = self._guest.figures()
+            logs.update(figures)
+            if state.log_history:
+                state.log_history[-1].update(figures)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._evaluation = given.get("eval_dataloader")
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero and self.result is None:
             write_checkpoint(_folder(args, state) / STATE, self._hosted().state_dict(), {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.result = self.compressor.finalize(example_inputs=self._examples)
+        self.result = self._hosted().finalize(self._examples, self._evaluation)
         if self._path is not None and state.is_world_process_zero:
             self.result.save(self._path)
 

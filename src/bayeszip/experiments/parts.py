@@ -11,12 +11,14 @@ from bayeszip.experiments.runs import Variant
 __all__ = ["ABLATED", "PARTS", "Ablated", "part_variants"]
 
 #: Switches every part off, whatever a recipe has.
-_OFF = "quantization.rate_trials=0 quantization.rate=0 mixture.seeding=quantiles"
+_OFF = "quantization.rate_trials=0 quantization.rate=0 all.rate.tau=0 all.groups.tau=0 mixture.seeding=quantiles"
 
 #: For each part what switches it on, and what it is.
 PARTS: dict[str, tuple[str, str]] = {
     "none": ("", "none of them"),
     "snap": ("quantization.rate=1 quantization.rate_trials=4", "symbols by rate and distortion"),
+    "rate": ("all.rate.tau=0.5 vd.rate.ramp=0.2", "the rate term"),
+    "groups": ("all.groups.tau=10 vd.groups.ramp=0.2", "the prior on units"),
     "seeding": ("mixture.seeding=even", "components seeded evenly"),
 }
 PARTS["all"] = (" ".join(settings for settings, _ in PARTS.values() if settings), "all of them")

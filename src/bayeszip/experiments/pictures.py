@@ -12,7 +12,7 @@ from bayeszip.experiments.records import Record
 from bayeszip.experiments.tables import PRINTED, curve_groups, front
 from bayeszip.report.quoted import quoted_for
 
-__all__ = ["draw_figure", "draw_networks", "draw_sizes"]
+__all__ = ["draw_figure", "draw_networks", "draw_sizes", "free_spots"]
 
 COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
 #: With and without augmentation.
@@ -83,7 +83,6 @@ def draw_figure(records: Records, path: Path) -> None:
 def draw_sizes(records: Records, path: Path) -> None:
     """Accuracy against size, smaller to the left: runs of `quick` with their spread, and what others report."""
     with _figure(path) as (axes,):
-        _draw_quoted(axes, "lenet-300-100", records[0]["params"])
         accuracies = [100 * record["accuracy"] for record in records]
         axes.plot([record["bytes"] for record in records], accuracies, ".", color="tab:red", alpha=0.4)
         groups: dict[str, list[Record]] = {}
@@ -96,6 +95,8 @@ def draw_sizes(records: Records, path: Path) -> None:
         label = "bayeszip, recipe quick (mean of the seeds)"
         axes.plot(*zip(*means, strict=True), "-o", color="tab:red", label=label)
         axes.set_xlim(1_700, 60_000)
+        axes.set_ylim(97.7, 98.6)
+        _draw_quoted(axes, "lenet-300-100", records[0]["params"])
         axes.set_ylabel("MNIST test accuracy, %")
         ticks = [2_000, 4_000, 8_000, 16_000, 32_000]
         title = f"{NETWORKS['lenet-300-100'].title}, compressed"
@@ -141,12 +142,12 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
         sizes += [size for size, accuracy in others if accuracy > lowest]
-    _draw_quoted(axes, model, own[0]["params"])
     if before:
         axes.axhline(statistics.mean(before), color="0.6", linestyle=":", label="the pretrained networks' mean")
     axes.set_ylim(lowest, highest)
-    left, right = 0.8 * min(sizes), 1.8 * max(sizes)
+    left, right = 0.8 * min(sizes), 3 * max(sizes)
     axes.set_xlim(left, right)
+    _draw_quoted(axes, model, own[0]["params"])
     axes.set_ylabel(f"{'MNIST' if NETWORKS[model].data == 'mnist' else 'CIFAR-10'} test accuracy, %")
     ticks = [tick for power in range(2, 8) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
     ticks = [tick for tick in ticks if left <= tick <= right]
@@ -172,9 +173,34 @@ def _point(group: Records, is_headline: bool) -> Point:
 
 
 def _draw_quoted(axes: Axes, model: str, parameters: int) -> None:
-    """What others report; hollow where it was not read at its source."""
-    for row in quoted_for(model):
-        place = (row.size(parameters), 100 - row.error)
+    """What others report, once the axes have their limits; hollow where it was not read at its source."""
+    rows = [(row, (row.size(parameters), 100 - row.error)) for row in quoted_for(model)]
+    for row, place in rows:
         hollow = {"markerfacecolor": "white"} if row.read == "second-hand" else {}
         axes.plot(*place, "o", color="0.6", markersize=5, **hollow)
-        axes.annotate(row.method, place, (6, -3), **GRAY)
+    points = axes.transData.transform([place for _, place in rows]) * 72 / axes.figure.dpi if rows else ()
+    spots = free_spots([(x, y, len(row.method)) for (row, _), (x, y) in zip(rows, points, strict=True)])
+    for (row, place), spot in zip(rows, spots, strict=True):
+        axes.annotate(row.method, place, spot, **GRAY)
+
+
+def free_spots(labels: Sequence[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """For each label, by where its point is and how many letters it has, the first spot beside it that is still free.
+
+    >>> free_spots([(0, 0, 10), (20, 0, 10)])
+    [(6, -3), (6, 5)]
+    """
+    taken: list[tuple[float, float, float]] = []
+    chosen = []
+    for x, y, letters in labels:
+        width = 4.3 * letters
+        spots: list[tuple[float, float]] = [(6, -3), (6, 5), (6, -11), (6, 13), (6, -19), (6, 21)]
+
+        def overlap(spot: tuple[float, float], x: float = x, y: float = y, width: float = width) -> int:
+            left, low = x + spot[0], y + spot[1]
+            return sum(left < right and at < left + width and abs(low - height) < 8 for at, right, height in taken)
+
+        best = min(spots, key=overlap)
+        taken.append((x + best[0], x + best[0] + width, y + best[1]))
+        chosen.append(best)
+    return chosen

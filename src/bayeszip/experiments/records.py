@@ -5,7 +5,7 @@ import binascii
 import dataclasses
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,8 @@ def _sparse(settings: Any) -> Any:
     """Settings as JSON holds them, without those at their defaults."""
     if isinstance(settings, tuple):
         return [_sparse(part) for part in settings]
+    if isinstance(settings, Mapping):
+        return {name: _sparse(part) for name, part in settings.items()}
     if not dataclasses.is_dataclass(settings):
         return settings
     defaults = {

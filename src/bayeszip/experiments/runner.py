@@ -92,6 +92,7 @@ def do(task: Task) -> Record | None:
         device=device,
         watcher=Watcher(),
         max_bytes=variant.max_bytes,
+        max_accuracy_drop=variant.max_accuracy_drop,
         checkpoints=task.checkpoints,
         resume=True,
         mixed_precision=variant.mixed_precision,

@@ -16,7 +16,7 @@ class Variant:
     Args:
         name: of its files, before the seed.
         settings: changed in the recipe, as `--set` takes them, separated by blanks.
-        max_bytes: a budget to train towards.
+        max_bytes, max_accuracy_drop: what to train towards, as `compress` takes it.
         meaning: what is changed, in words.
         data: what it is trained on, as `--data` names it.
         augment: how images are changed in the compression, as `--augment` takes it.
@@ -30,6 +30,7 @@ class Variant:
     recipe: str
     settings: str = ""
     max_bytes: int | None = None
+    max_accuracy_drop: float | None = None
     meaning: str = ""
     data: str = "mnist"
     augment: str | None = None

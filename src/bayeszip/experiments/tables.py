@@ -175,10 +175,17 @@ def quick_table(records: Records) -> list[Grid]:
 
 def targets_table(records: Records) -> list[Grid]:
     rows = [
-        (record["target"], *_file_row("targets", record), f"{record['strength']:.3g}")
-        for record in sorted(records, key=lambda record: record["bytes"])
+        (
+            NETWORKS[record["model"]].title,
+            record["target"],
+            *_file_row("targets", record),
+            f"{100 * record['validation_accuracy_before']:.2f}",
+            f"{record['strength']:.3g}",
+        )
+        for record in sorted(records, key=lambda record: (record["model"], record["bytes"]))
     ]
-    head = ("target", "file", "test accuracy, %", "validation, %", "bytes", "times smaller", "τ₁ ×")
+    figures = ("test accuracy, %", "validation, %", "bytes", "times smaller", "validation before, %", "τ₁ ×")
+    head = ("network", "target", "file", *figures)
     return [Grid(head, tuple(rows))]
 
 

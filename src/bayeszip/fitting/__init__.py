@@ -2,7 +2,8 @@
 
 from bayeszip.fitting.batches import Batch, count_examples
 from bayeszip.fitting.course import Course, start_terms
-from bayeszip.fitting.evaluation import evaluate
+from bayeszip.fitting.evaluation import Figures, Judge, Metric, evaluate
+from bayeszip.fitting.likelihood import Likelihood
 from bayeszip.fitting.loop import Fitting, fit
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.resident import ResidentBatches
@@ -13,7 +14,11 @@ __all__ = [
     "Batch",
     "Course",
     "EpochStats",
+    "Figures",
     "Fitting",
+    "Judge",
+    "Likelihood",
+    "Metric",
     "Phase",
     "ResidentBatches",
     "Steering",

@@ -1,13 +1,17 @@
-"""A batch is a value; a loader gives them, or what can be made one: (inputs, targets), each a tensor or several."""
+"""A batch is a value; a loader gives them, or what can be made one: (inputs, targets), each a tensor or several, in
+order or by name; or all in one, by name.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sized
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from bayeszip.errors import DataError, TrainingError
 
@@ -17,21 +21,29 @@ __all__ = [
     "Loader",
     "called_with",
     "checked_batch",
+    "checked_loader",
     "count_batches",
     "count_examples",
+    "examples_from",
+    "in_order",
     "in_parts",
     "laid_out",
+    "mapped",
     "on_device",
     "rows_of",
     "running",
     "sliced",
+    "tensors_of",
 ]
 
-#: What a network is called with: one tensor, or several in order.
-Inputs = Tensor | tuple[Tensor, ...]
+#: What a network is called with: one tensor, or several in order or by name.
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 #: Whatever can be iterated for batches, once for each pass.
 Loader = Iterable[Any]
+
+#: Under which of these names a batch that is given by name has its targets.
+TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 @dataclass(frozen=True)
@@ -51,31 +63,81 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
-        return dataclasses.replace(self, inputs=_moved(self.inputs, device), targets=_moved(self.targets, device))
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return dataclasses.replace(self, inputs=mapped(self.inputs, moved), targets=mapped(self.targets, moved))
+
+
+def mapped(part: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """The same form, with `function` of each tensor."""
+    if isinstance(part, Tensor):
+        return function(part)
+    if isinstance(part, dict):
+        return {name: function(tensor) for name, tensor in part.items()}
+    return tuple(map(function, part))
+
+
+def tensors_of(part: Inputs) -> tuple[Tensor, ...]:
+    """All of it, in order."""
+    if isinstance(part, Tensor):
+        return (part,)
+    return tuple(part.values()) if isinstance(part, dict) else part
+
+
+def checked_loader(loader: Any, name: str) -> None:
+    """Refuse a data set in place of a loader of its batches.
+
+    Raises:
+        DataError: it is one, or can't be iterated at all.
+    """
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise DataError(
+            f"{name} is a Dataset ({type(loader).__name__}), which gives examples, not batches; wrap it: "
+            "torch.utils.data.DataLoader(dataset, batch_size=…, shuffle=True)"
+        )
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise DataError(f"{name} must give batches when it is iterated; a {type(loader).__name__} does not")
 
 
 def checked_batch(batch: Any) -> Batch:
-    """What a loader gave as a batch, lists made tuples.
+    """What a loader gave as a batch, lists made tuples; by name, what is not the targets is the inputs.
 
     Raises:
         DataError: it is something else.
     """
     if isinstance(batch, Batch):
         return batch
+    if isinstance(batch, Mapping):
+        return _by_name(batch)
     if isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, targets = _tensors(batch[0]), _tensors(batch[1])
         if inputs is not None and targets is not None:
             return Batch(inputs, targets)
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
     raise DataError(
-        "a batch must be (inputs, targets), each a tensor or a tuple of tensors, "
+        "a batch must be (inputs, targets), each a tensor or a tuple of tensors, or tensors by name, "
         f"not {type(batch).__name__}{f' of {parts}' if parts else ''}"
     )
+
+
+def _by_name(batch: Mapping[str, Any]) -> Batch:
+    name = next((name for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
+    inputs = {str(key): value for key, value in batch.items() if key != name and isinstance(value, Tensor)}
+    if name is None or not inputs:
+        raise DataError(
+            f"a batch by name needs inputs, and targets under one of {', '.join(TARGETS)}; it has "
+            f"{', '.join(map(str, batch)) or 'nothing'}"
+        )
+    return Batch(inputs, batch[name])
 
 
 def _tensors(part: Any) -> Inputs | None:
     if isinstance(part, Tensor):
         return part
+    if isinstance(part, Mapping) and part and all(isinstance(tensor, Tensor) for tensor in part.values()):
+        return {str(name): tensor for name, tensor in part.items()}
     if isinstance(part, tuple | list) and part and all(isinstance(tensor, Tensor) for tensor in part):
         return tuple(part)
     return None
@@ -87,12 +149,6 @@ def on_device(loader: Loader, device: torch.device) -> Iterator[Batch]:
         yield checked_batch(batch).to(device)
 
 
-def _moved(part: Inputs, device: torch.device) -> Inputs:
-    if isinstance(part, Tensor):
-        return part.to(device, non_blocking=True)
-    return tuple(tensor.to(device, non_blocking=True) for tensor in part)
-
-
 def laid_out(inputs: Inputs) -> Inputs:
     """The same numbers; images that autocast will have a GPU compute in bf16 with their channels last in memory.
 
@@ -100,15 +156,67 @@ def laid_out(inputs: Inputs) -> Inputs:
     """
     if not torch.is_autocast_enabled("cuda"):
         return inputs
-    if not isinstance(inputs, Tensor):
-        return tuple(cast(Tensor, laid_out(tensor)) for tensor in inputs)
-    is_images = inputs.is_cuda and inputs.dim() == 4 and inputs.is_floating_point()
-    return inputs.contiguous(memory_format=torch.channels_last) if is_images else inputs
+    return mapped(inputs, _channels_last)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    is_images = tensor.is_cuda and tensor.dim() == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
 
 
 def called_with(network: nn.Module, inputs: Inputs) -> Any:
     """What the network says to one input or to several."""
-    return network(inputs) if isinstance(inputs, Tensor) else network(*inputs)
+    if isinstance(inputs, Tensor):
+        return network(inputs)
+    return network(**inputs) if isinstance(inputs, dict) else network(*inputs)
+
+
+def in_order(network: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
+    """The inputs in the order of the network's arguments: a graph knows them by their places.
+
+    Raises:
+        DataError: an argument that is not given stands before one that is, or there is none of that name.
+    """
+    if not isinstance(inputs, dict):
+        return tensors_of(inputs)
+    known = list(inspect.signature(network.forward).parameters)
+    leading = [name for name in known if name in inputs]
+    strange = sorted(set(inputs) - set(known))
+    if strange or leading != known[: len(leading)]:
+        missing = next((name for name in known if name not in inputs), "")
+        reason = f"it has no argument {strange[0]}" if strange else f"{missing} comes before {leading[-1]}"
+        raise DataError(
+            f"the inputs {', '.join(inputs)} can't be put in the order of {type(network).__name__}.forward: {reason}; "
+            "give example_inputs"
+        )
+    return tuple(inputs[name] for name in leading)
+
+
+def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:
+    """Inputs to trace a network with, from what a caller gives: a tensor, several, or a batch as a loader gives it.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    if isinstance(given, Tensor):
+        return (given.cpu(),)
+    if isinstance(given, Mapping):
+        known = inspect.signature(network.forward).parameters
+        named = {name: tensor for name, tensor in given.items() if name in known and name not in TARGETS}
+        return tuple(tensor.cpu() for tensor in in_order(network, named or dict(given)))
+    parts = tuple(given)
+    if all(isinstance(part, Tensor) for part in parts) and _takes(network, len(parts)):
+        return tuple(part.cpu() for part in parts)
+    return tuple(tensor.cpu() for tensor in in_order(network, checked_batch(parts).inputs))
+
+
+def _takes(network: nn.Module, count: int) -> bool:
+    """Whether the network can be called with so many inputs."""
+    try:
+        inspect.signature(network.forward).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def count_examples(loader: Loader) -> int:
@@ -126,7 +234,7 @@ def count_examples(loader: Loader) -> int:
 
 def rows_of(part: Inputs) -> int:
     """How many examples it holds."""
-    return len(part if isinstance(part, Tensor) else part[0])
+    return len(tensors_of(part)[0])
 
 
 def sliced(part: Inputs, n: int, low: int, high: int) -> Inputs:
@@ -135,13 +243,13 @@ def sliced(part: Inputs, n: int, low: int, high: int) -> Inputs:
     Raises:
         DataError: a tensor has another number of rows.
     """
-    for tensor in (part,) if isinstance(part, Tensor) else part:
+    for tensor in tensors_of(part):
         if not tensor.dim() or len(tensor) != n:
             raise DataError(
                 f"a batch of {n} targets has a tensor of shape {tuple(tensor.shape)}; to be divided, every tensor of a "
                 "batch needs an example in each row"
             )
-    return part[low:high] if isinstance(part, Tensor) else tuple(tensor[low:high] for tensor in part)
+    return mapped(part, lambda tensor: tensor[low:high])
 
 
 def in_parts(count: int, *batch: Inputs) -> Iterator[tuple[float, tuple[Inputs, ...]]]:

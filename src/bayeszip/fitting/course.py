@@ -4,7 +4,7 @@ Every driver of a training goes by it: the loop of `compress` (`loop`), its reco
 else's loop (`compressor`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from bayeszip.errors import RecipeError
 from bayeszip.fitting.batches import Inputs
+from bayeszip.fitting.likelihood import Likelihood, Loss
 from bayeszip.fitting.phases import Phase
-from bayeszip.fitting.teacher import Teacher, imitation
+from bayeszip.fitting.teacher import Teacher
 from bayeszip.posterior import Posterior
 from bayeszip.schedules import SCHEDULES
 from bayeszip.variational.layers import VariationalLayer, VariationalWeight, variational_weights
@@ -23,8 +24,6 @@ from bayeszip.variational.objective import Weighed, add_gradients, part_names, r
 from bayeszip.variational.terms import KINDS, Term
 
 __all__ = ["DATA", "RATE", "Course", "Dials", "Loss", "Problem", "groups_of", "is_in_force", "start_terms"]
-
-Loss = Callable[[Any, Any], Tensor]
 
 #: The part of the loss that comes from the data; terms add the others.
 DATA = "data"
@@ -60,9 +59,15 @@ class Problem:
     #: All that phases may put in force.
     terms: tuple[Term, ...]
     teacher: Teacher | None
-    loss: Loss
+    #: Of a batch, in nats per example; or, in pretraining, in whatever unit the caller's has.
+    loss: Loss | Likelihood
     #: N.
     n_data: int
+
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """The loss, and which kind it is."""
+        return Likelihood.of(self.loss)
 
 
 def start_terms(network: nn.Module, phases: Sequence[Phase], starts: Mapping[str, Any]) -> tuple[Term, ...]:
@@ -136,6 +141,11 @@ class Course:
         """What happens once, before the first step."""
         for term, settings in self._said:
             term.begin(settings, self.weights)
+
+    def renew(self, epoch: int) -> None:
+        """What happens before each epoch, of which so many are over."""
+        for term, settings in self._said:
+            term.renew(settings, epoch, self.weights, self.keeps)
 
     # What is trained, and how fast
 
@@ -212,8 +222,8 @@ class Course:
         phase = self.phase
         if taught is None or not phase.distillation:
             return loss
-        copied = imitation(outputs, taught, targets, phase.distillation_temperature)
-        return (1 - phase.distillation) * loss + phase.distillation * copied
+        copied = self.problem.likelihood.imitation(outputs, taught, targets, phase.distillation_temperature)
+        return loss if copied is None else (1 - phase.distillation) * loss + phase.distillation * copied
 
     # What is dead
 

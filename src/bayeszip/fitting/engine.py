@@ -9,14 +9,16 @@ whole batch. Noise differs between processes; everything else stays the same bit
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bayeszip.fitting.batches import Loader
+from bayeszip.fitting.evaluation import Figures
 
-__all__ = ["Engine", "SingleProcess", "in_precision"]
+__all__ = ["Engine", "SingleProcess", "in_precision", "told"]
 
 
 class Engine(Protocol):
@@ -104,3 +106,9 @@ def in_precision(mixed_precision: str, device: torch.device) -> contextlib.Abstr
         return contextlib.nullcontext()
     # Weights in bf16 that it keeps from one use to the next would not be there when a recorded step is replayed.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=device.type != "cuda")
+
+
+def told(engine: Engine, judge: Callable[[], Figures]) -> Figures:
+    """What the main process finds, on all of them."""
+    found = judge().line() if engine.is_main else Figures().line()
+    return Figures.in_line([engine.from_main(partial(float, value)) for value in found])

@@ -1,60 +1,233 @@
-"""Accuracy of a network as it is."""
+"""A network as it is, judged on data: its loss, its accuracy where there are classes, and the caller's own metric."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Inputs, Loader, called_with, on_device, running
+from bayeszip.errors import DataError, RecipeError
+from bayeszip.fitting.batches import Inputs, Loader, called_with, mapped, on_device, rows_of, running
+from bayeszip.fitting.likelihood import LOSSES, Likelihood
+from bayeszip.fitting.outputs import class_dim, predictions, restored, shape_in_words
+from bayeszip.fitting.resident import ResidentBatches
 
-__all__ = ["class_dim", "evaluate"]
+__all__ = ["Figures", "Judge", "Metric", "evaluate"]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Figures:
+    """What a network comes to on some data; None: that was not, or can't be, measured."""
+
+    #: Share of targets that are the class of the largest output.
+    accuracy: float | None = None
+    #: Mean loss, in the unit of the caller's.
+    loss: float | None = None
+    metric: float | None = None
+    #: The accuracy of who always says the most frequent class, and how many targets that is known from.
+    chance: float | None = None
+    targets: float | None = None
+    #: How far outputs differ between examples: their deviation, in units of their size.
+    spread: float | None = None
+
+    def line(self) -> list[float]:
+        """All as numbers, NaN for None; for one process to tell others."""
+        return [math.nan if value is None else float(value) for value in dataclasses.astuple(self)]
+
+    @classmethod
+    def in_line(cls, line: Sequence[float]) -> "Figures":
+        return cls(*(None if math.isnan(value) else value for value in line))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of the caller's own.
+
+    Args:
+        function: of outputs and targets of a batch, whose mean over examples counts; or an object with `update`,
+            `compute` and `reset`, as torchmetrics has them.
+        higher_is_better: which way is better.
+    """
+
+    function: Any
+    higher_is_better: bool = True
+    name: str = "metric"
+
+    @classmethod
+    def of(cls, given: Any) -> "Metric | None":
+        """A metric from what a caller gives: a function or an object (which may say `higher_is_better`), or a name.
+
+        Raises:
+            RecipeError: it can't be called, or there is none of this name.
+        """
+        if given is None or isinstance(given, Metric):
+            return given
+        if isinstance(given, str):
+            if given not in LOSSES:
+                raise RecipeError(f"there is no metric {given!r}; known: {', '.join(LOSSES)}, or give a function")
+            return cls(LOSSES[given], False, given)
+        if not callable(given):
+            raise RecipeError(f"metric must be a function of outputs and targets, not {type(given).__name__}")
+        name = getattr(given, "__name__", type(given).__name__)
+        return cls(given, getattr(given, "higher_is_better", None) is not False, name)
+
+    def begin(self) -> Callable[[Any, Any], None]:
+        """Start anew; what is returned takes the batches."""
+        return self.function.update if self._collects() else _Mean(self.function)
+
+    def end(self, taking: Any) -> float:
+        """The figure over all batches that `begin`'s answer took."""
+        if not self._collects():
+            return float(taking.value())
+        value = float(self.function.compute())
+        self.function.reset()
+        return value
+
+    def _collects(self) -> bool:
+        return all(callable(getattr(self.function, name, None)) for name in ("update", "compute", "reset"))
+
+
+class _Mean:
+    """The mean of a function over examples."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function, self._total, self._rows = function, 0.0, 0
+
+    def __call__(self, outputs: Any, targets: Any) -> None:
+        rows = rows_of(targets)
+        self._total, self._rows = self._total + rows * float(self._function(outputs, targets)), self._rows + rows
+
+    def value(self) -> float:
+        return self._total / max(1, self._rows)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How networks are judged.
+
+    Args:
+        likelihood: None: the loss is not asked for.
+        names: of outputs, for a network that lost them on its way through a file.
+        arguments: in which order inputs by name are given to it.
+    """
+
+    likelihood: Likelihood | None
+    metric: Metric | None = None
+    names: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def __call__(self, network: nn.Module, loader: Loader, *, cast: bool = False) -> Figures:
+        """What the network comes to, with the weights at their means.
+
+        Args:
+            cast: give it floating-point inputs in its own type. A file may give another type back than went in.
+
+        Raises:
+            DataError: there is no data.
+        """
+        training = network.training
+        network.eval()
+        parameter = next(network.parameters())
+        sums = _Sums(self.likelihood.kind if self.likelihood else "classes", parameter.device)
+        loss = _Mean(self.likelihood.plain) if self.likelihood else None
+        metric = None if self.metric is None else self.metric.begin()
+        for inputs, targets in on_device(_as_they_lie(loader), parameter.device):
+            with running("evaluation"):
+                if self.arguments and isinstance(inputs, dict):
+                    inputs = tuple(inputs[name] for name in self.arguments)
+                outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
+                outputs = restored(outputs, self.names)
+                if loss is not None:
+                    loss(outputs, targets)
+                if metric is not None:
+                    metric(outputs, targets)
+                sums.add(outputs, targets)
+        network.train(training)
+        if not sums.batches:
+            raise DataError("there is nothing to evaluate on: the data gave no batch")
+        value = None if self.metric is None else self.metric.end(metric)
+        return dataclasses.replace(sums.figures(), loss=loss.value() if loss else None, metric=value)
+
+
+class _Sums:
+    """Right answers, classes and the spread of outputs, batch by batch."""
+
+    def __init__(self, kind: str, device: torch.device) -> None:
+        self._kind = kind
+        self._right = torch.zeros((), dtype=torch.int64, device=device)
+        self._counts = torch.zeros(0, dtype=torch.int64, device=device)
+        self._total = self.batches = 0
+        self._spread = 0.0
+
+    def add(self, outputs: Any, targets: Inputs) -> None:
+        self.batches += 1
+        ours = predictions(outputs)
+        if ours is None:
+            return
+        if len(ours) > 1 and ours.is_floating_point():
+            size = ours.float().square().mean().sqrt()
+            self._spread = max(self._spread, float(ours.float().std(0).square().mean().sqrt() / size.clamp(min=1e-30)))
+        found = self._answers(ours, targets)
+        if found is None:
+            return
+        answers, classes = found
+        known = classes >= 0  # less than 0: not to be learnt (`ignore_index`)
+        self._right += (answers == classes)[known].sum()
+        self._total += int(known.sum())
+        counts = torch.bincount(classes[known].flatten())
+        self._counts = F.pad(self._counts, (0, max(0, len(counts) - len(self._counts))))
+        self._counts[: len(counts)] += counts
+
+    def _answers(self, ours: Tensor, targets: Any) -> tuple[Tensor, Tensor] | None:
+        """The class of each output, and that of each target."""
+        if self._kind in ("switches", "probabilities") and isinstance(targets, Tensor) and ours.shape == targets.shape:
+            return (ours > (0 if self._kind == "switches" else 0.5)).long(), (targets > 0.5).long()
+        dim = class_dim(ours, targets) if self._kind in ("classes", "unknown") else None
+        return None if dim is None else (ours.argmax(dim=dim), targets.long())
+
+    def figures(self) -> Figures:
+        if not self._total:
+            return Figures(spread=self._spread)
+        return Figures(
+            accuracy=self._right.item() / self._total,
+            chance=self._counts.max().item() / self._total,
+            targets=self._total,
+            spread=self._spread,
+        )
+
+
 def evaluate(network: nn.Module, loader: Loader, *, cast: bool = False) -> float:
     """Share of examples whose largest output is the target's, with the weights at their means.
 
     Args:
         cast: give the network floating-point inputs in its own type. A file may give another type back than went in.
+
+    Raises:
+        DataError: targets are no classes.
     """
-    training = network.training
-    network.eval()
-    parameter = next(network.parameters())
-    device = parameter.device
-    right = torch.zeros((), dtype=torch.int64, device=device)
-    total = 0
-    for inputs, targets in on_device(loader, device):
-        with running("evaluation"):
-            outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
-            dim = class_dim(outputs, targets)
-            if dim is None or not isinstance(targets, Tensor):
-                raise DataError(
-                    f"accuracy needs a class for each target, but outputs are {_shape(outputs)} and targets "
-                    f"{_shape(targets)}; for other tasks leave the validation data out"
-                )
-            right += (outputs.argmax(dim=dim) == targets).sum()
-        total += targets.numel()
-    network.train(training)
-    if not total:
-        raise DataError("there is nothing to evaluate on: the data gave no batch")
-    return right.item() / total
-
-
-def class_dim(outputs: object, targets: Inputs) -> int | None:
-    """The dimension of outputs that targets, as classes, lack: the last, or as for images the second; None: neither."""
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        return None
-    if outputs.shape[:-1] == targets.shape:
-        return -1
-    return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
-
-
-def _shape(value: object) -> str:
-    if isinstance(value, Tensor):
-        return str(tuple(value.shape))
-    return f"{len(value)} tensors" if isinstance(value, tuple | list) else type(value).__name__
+    figures = Judge(None)(network, loader, cast=cast)
+    if figures.accuracy is None:
+        inputs, targets = next(on_device(loader, next(network.parameters()).device))
+        with torch.no_grad():
+            outputs = called_with(network, _cast(inputs, next(network.parameters()).dtype) if cast else inputs)
+        raise DataError(
+            f"accuracy needs a class for each target, but outputs are {shape_in_words(outputs)} and targets "
+            f"{shape_in_words(targets)}; for other tasks give loss= and metric= (--loss, --metric)"
+        )
+    return figures.accuracy
 
 
 def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
-    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
+    return mapped(inputs, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def _as_they_lie(loader: Loader) -> Loader:
+    """Examples in the order they have, if there is one: sums of the same numbers are then the same, bit for bit."""
+    if not isinstance(loader, ResidentBatches) or not loader.shuffle or loader.drop_last or loader.augment:
+        return loader
+    return ResidentBatches(loader.inputs, loader.targets, loader.batch_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from bayeszip.fitting.batches import Batch, Inputs
+from bayeszip.fitting.batches import Batch, Inputs, tensors_of
 from bayeszip.fitting.course import DATA, Course, Problem
 from bayeszip.variational.terms import Term
 
@@ -73,7 +73,7 @@ def _is_bad(tensor: Tensor) -> bool:
 
 
 def _in_data(part: Inputs, name: str) -> str | None:
-    for tensor in (part,) if isinstance(part, Tensor) else part:
+    for tensor in tensors_of(part):
         if tensor.is_floating_point() and _is_bad(tensor):
             rows = (~torch.isfinite(tensor)).reshape(tensor.shape[0] if tensor.dim() else 1, -1).any(dim=1)
             return f"the data ({name} of {int(rows.sum())} of {len(rows)} examples of the batch)"

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from bayeszip.errors import CheckpointError, DataError, TrainingError
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Batch, Loader, checked_batch, count_batches, running
-from bayeszip.fitting.course import Course, Dials, Loss, Problem, start_terms
-from bayeszip.fitting.engine import Engine, SingleProcess
-from bayeszip.fitting.evaluation import evaluate
+from bayeszip.fitting.course import Course, Dials, Problem, start_terms
+from bayeszip.fitting.engine import Engine, SingleProcess, told
+from bayeszip.fitting.evaluation import Figures, Judge, Metric
 from bayeszip.fitting.finite import find_not_finite, parts_not_finite, weights_not_finite
+from bayeszip.fitting.likelihood import Likelihood, Loss
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.recorded import RecordedSteps, can_be_recorded, own_stream
 from bayeszip.fitting.resident import ResidentBatches
@@ -74,7 +75,8 @@ class Fitting:
         terms: of the objective, which are trained too; None: those that the phases have, at their start.
         teacher: the network whose outputs are distilled; needed where a phase has distillation > 0.
         loss: mean negative log-likelihood of a batch, from outputs and targets.
-        validation: for the accuracy in `EpochStats`; never trained on.
+        validation: for the figures in `EpochStats`; never trained on.
+        metric: one more of them.
         watcher: told of batches and epochs.
         steering: asked for the strength of each epoch.
         at_rest: called after each step, epoch and phase; may take the state, or end the training by raising.
@@ -94,8 +96,9 @@ class Fitting:
         n_data: int,
         terms: Sequence[Term] | None = None,
         teacher: nn.Module | None = None,
-        loss: Loss = F.cross_entropy,
+        loss: Loss | Likelihood = F.cross_entropy,
         validation: Loader | None = None,
+        metric: Metric | None = None,
         watcher: Watcher | None = None,
         steering: Steering | None = None,
         at_rest: Callable[[Moment], None] | None = None,
@@ -116,6 +119,7 @@ class Fitting:
         asked = Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
         held = start_terms(network, phases, {}) if terms is None else tuple(terms)
         self.problem = Problem(network, weights, held, asked, loss, n_data)
+        self._judge = Judge(self.problem.likelihood, metric)
         self._courses = [Course(self.problem, phase) for phase in phases]
         for course in self._courses:
             course.check_needs()
@@ -295,6 +299,8 @@ class Fitting:
             if compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer))):
                 self._recorded = None
             self._check_alike()
+        if not self.batch:
+            self.course.renew(self.epoch)
         self.network.train()
         if self._is_recorded() and can_be_recorded(self.batches, self.device):
             self._run_recorded()
@@ -304,20 +310,23 @@ class Fitting:
         self._check(parts_not_finite(self.course, self.sums) or weights_not_finite(self.network), "")
         self.engine.level_buffers(self.network)
         self._check_alike()
+        judged = self._judged()
         return EpochStats(
             phase=phase.name,
             epoch=self.epoch + 1,
             epochs=phase.epochs,
             seconds=time.perf_counter() - self._epoch_began,
             parts=dict(zip(self.course.parts, (self.sums / self.batch).tolist(), strict=True)),
-            accuracy=self._accuracy(),
+            accuracy=judged.accuracy,
             zeros=self.course.share_of_zeros(self.n_weights),
             weights_computed=sum(weight.theta.numel() for weight in self.problem.weights),
+            loss=judged.loss,
+            metric=judged.metric,
         )
 
-    def _accuracy(self) -> float | None:
+    def _judged(self) -> Figures:
         validation = self.validation
-        return None if validation is None else self.engine.from_main(lambda: evaluate(self.network, validation))
+        return Figures() if validation is None else told(self.engine, lambda: self._judge(self.network, validation))
 
     def _check_alike(self) -> None:
         """All processes must hold the same network, terms and optimizer."""

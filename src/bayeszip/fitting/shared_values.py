@@ -42,12 +42,12 @@ class SharedValues(nn.Module):
         }
         self._owners = _owners(network, tensors)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         shared = {name: spread(self.values, places) for name, places in self._places.items()}
         shared |= {name: shared[name] * scales for name, scales in self._scales.items()}
         weights = {place: shared[name].to(dtype) for place, (name, dtype) in self._owners.items()}
         # Ties are resolved already: torch's own way does not restore a module that stands at two places.
-        return functional_call(self._network[0], weights, inputs, tie_weights=False)
+        return functional_call(self._network[0], weights, inputs, named, tie_weights=False)
 
     def train(self, mode: bool = True) -> "SharedValues":
         self._network[0].train(mode)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeszip.fitting.batches import Batch, Loader, checked_batch, rows_of, sliced
+from bayeszip.fitting.batches import Batch, Loader, checked_batch, rows_of, sliced, tensors_of
 from bayeszip.fitting.resident import ResidentBatches
 
 __all__ = ["LoaderShare", "ResidentShare", "Shared", "SlicedShare", "checksum"]
@@ -124,9 +124,8 @@ class SlicedShare:
         for index, given in enumerate(self._loader):
             batch = checked_batch(given)
             if index == 0:
-                targets = batch.targets
                 self._check_alike(
-                    {"the first batch": targets if isinstance(targets, Tensor) else targets[0]},
+                    {"the first batch": tensors_of(batch.targets)[0]},
                     "a loader other than torch's DataLoader must give every process the same batches",
                 )
             yield _share_of(batch, self._rank, self._processes)

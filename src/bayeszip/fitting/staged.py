@@ -10,13 +10,12 @@ they come.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
-from bayeszip.fitting.batches import Batch, Inputs
+from bayeszip.fitting.batches import Batch, Inputs, mapped, tensors_of
 from bayeszip.fitting.course import Course, Dials
 from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.recorded import WARM_UP, recording, reduced_precision
@@ -137,17 +136,16 @@ class _Staging:
         self._sent[slot].record()
 
 
-def _buffers(part: Inputs, device: torch.device) -> Any:
-    if isinstance(part, Tensor):
-        return torch.empty(part.shape, dtype=part.dtype, device=device)
-    return tuple(_buffers(tensor, device) for tensor in part)
+def _buffers(part: Inputs, device: torch.device) -> Inputs:
+    return mapped(part, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
-def _form(part: Inputs) -> int:
-    """0 for one tensor, or how many there are."""
+def _form(part: Inputs) -> object:
+    """0 for one tensor, how many there are, or their names."""
+    if isinstance(part, dict):
+        return tuple(part)
     return 0 if isinstance(part, Tensor) else len(part)
 
 
 def _tensors_of(batch: Batch) -> list[Tensor]:
-    parts = (batch.inputs, batch.targets)
-    return [tensor for part in parts for tensor in ((part,) if isinstance(part, Tensor) else part)]
+    return [*tensors_of(batch.inputs), *tensors_of(batch.targets)]

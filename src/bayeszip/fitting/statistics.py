@@ -1,14 +1,17 @@
 """Running statistics of batch norms taken anew: those of a noisy training are not those of the network that is left."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
-from bayeszip.fitting.batches import Loader, called_with, on_device, running
+from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import Passes, load_random_state, random_state
 
-__all__ = ["renew_statistics"]
+__all__ = ["renew_statistics", "undisturbed"]
 
 #: Examples are plenty for a mean and a variance.
 ENOUGH = 2**15
@@ -33,27 +36,37 @@ def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation |
         layer.momentum = None  # a plain average
     network.train()
     device, seen = next(network.parameters()).device, 0
-    generators = [] if isinstance(loader, ResidentBatches) else Passes(loader).generators
-    before = random_state(*generators)
     drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
-    for generator in (torch.default_generator, *generators):
-        generator.manual_seed(0)
     try:
-        for batch in on_device(_in_order(loader), device):
-            with running("statistics"):
-                called_with(network, augmented(batch.inputs, augment, drawing))
-            seen += len(batch.targets if isinstance(batch.targets, torch.Tensor) else batch.targets[0])
-            if seen >= ENOUGH:
-                break
+        with undisturbed(loader) as batches:
+            for batch in on_device(batches, device):
+                with running("statistics"):
+                    called_with(network, augmented(batch.inputs, augment, drawing))
+                seen += rows_of(batch.targets)
+                if seen >= ENOUGH:
+                    break
     finally:
-        load_random_state(before, *generators)
         for layer, momentum in zip(norms, momenta, strict=True):
             layer.momentum = momentum
         network.train(training)
 
 
-def _in_order(loader: Loader) -> Loader:
-    """Of batches that lie on a device, the rows as they lie: their order is not theirs to give away."""
-    if not isinstance(loader, ResidentBatches):
-        return loader
-    return ResidentBatches(loader.inputs, loader.targets, loader.batch_size, augment=loader.augment, drop_last=True)
+@contextlib.contextmanager
+def undisturbed(loader: Loader) -> Iterator[Loader]:
+    """The same batches, whenever they are looked at; afterwards the loader and all random numbers go on as before.
+
+    Of batches that lie on a device these are the rows as they lie: their order is not theirs to give away.
+    """
+    if isinstance(loader, ResidentBatches):
+        size = min(loader.batch_size, loader.n_examples)
+        loader = ResidentBatches(loader.inputs, loader.targets, size, augment=loader.augment, drop_last=True)
+        generators = []
+    else:
+        generators = Passes(loader).generators
+    before = random_state(*generators)
+    for generator in (torch.default_generator, *generators):
+        generator.manual_seed(0)
+    try:
+        yield loader
+    finally:
+        load_random_state(before, *generators)

@@ -105,11 +105,12 @@ def _data_losses(course: Course, batch: Batch, engine: Engine) -> Iterator[Tenso
     teacher = course.problem.teacher
     if course.phase.distillation and teacher is not None:
         with engine.autocast():
-            taught = (teacher.outputs(batch),)
+            said = teacher.outputs(batch)
+        taught = () if said is None else (said,)
     for share, (inputs, targets, *lesson) in in_parts(engine.accumulate, batch.inputs, batch.targets, *taught):
         with engine.autocast():
             outputs = called_with(course.network, inputs)
-            loss = course.problem.loss(outputs, targets)
+            loss = course.problem.likelihood(outputs, targets)
             loss = course.blend(loss, outputs, cast(Tensor, lesson[0]) if lesson else None, targets)
         weight = share * batch.share
         yield loss if weight == 1 else loss * weight

@@ -1,5 +1,6 @@
 """What goes on in a training, told to whoever watches; watchers only watch."""
 
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,12 +22,16 @@ class EpochStats:
     seconds: float
     #: The parts of the loss by name, the data's first: means over the epoch's batches, in nats per example.
     parts: Mapping[str, float]
+    #: On the validation data, with the weights at their means: not yet pruned and snapped as they would be in a file.
     accuracy: float | None
     #: The share of weights that would be zero if the network were quantized now.
     zeros: float
     weights_computed: int
     #: What a file would take now; filled in by whoever knows how to code one.
     bytes: int | None = None
+    #: On the validation data, as `accuracy`: the caller's loss, in its own unit, and metric.
+    loss: float | None = None
+    metric: float | None = None
 
 
 class Watcher:
@@ -44,6 +49,10 @@ class Watcher:
     def on_warning(self, message: str) -> None:
         """Something went wrong, and the training goes on all the same."""
         warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def on_finding(self, message: str) -> None:
+        """The training is over, and something is wrong with what came out."""
+        logging.getLogger("bayeszip").warning("%s", message)
 
     def state_dict(self) -> dict[str, Any]:
         """What it must remember when a run is resumed; tensors and plain values."""

@@ -3,7 +3,7 @@
 from bayeszip.graph.folding import fold_norms
 from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
-from bayeszip.graph.liveness import drop_dead_units
+from bayeszip.graph.liveness import coupled_units, drop_dead_units
 from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.ordering import order_units
 from bayeszip.graph.plain import plain_copy, unwrapped_names
@@ -18,6 +18,7 @@ __all__ = [
     "UnknownOperator",
     "UntraceableModel",
     "check_sound",
+    "coupled_units",
     "dense_state",
     "dense_tensors",
     "difference",

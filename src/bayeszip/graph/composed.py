@@ -263,6 +263,22 @@ def _flat_index(lowering: Lowering, call: Call, indices: Sequence[Any], sizes: S
     return at if len(shape) == 1 else lowering.emit("view", [at], shape=(count,)), count
 
 
+# ── products ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bilinear(lowering: Lowering, call: Call) -> int:
+    """x₁ᵀ W x₂ for each output: x₁ times all matrices side by side, then the dot products with x₂."""
+    (*lead, first), (outputs, _, second) = shape_of(call["input1"]), shape_of(call["weight"])
+    weight = lowering.emit("permute", [lowering.value(call["weight"])], dims=(1, 0, 2))
+    weight = lowering.emit("view", [weight], shape=(first, outputs * second))
+    rows = lowering.emit("matmul", [lowering.value(call["input1"]), weight])
+    rows = lowering.emit("view", [rows], shape=(*lead, outputs, second))
+    other = lowering.emit("view", [lowering.value(call["input2"])], shape=(*lead, 1, second))
+    product = lowering.emit("mul", [rows, other])
+    total = lowering.emit("sum", [product], dims=(len(lead) + 1,), keepdim=False)
+    return total if call.get("bias") is None else lowering.emit("add", [total, lowering.value(call["bias"])])
+
+
 COMPOSED: dict[str, Lower] = {
     "glu": _glu,
     "ceil": _ceil,
@@ -290,4 +306,5 @@ COMPOSED: dict[str, Lower] = {
     "flip": _flip,
     "index_select": _index_select,
     "index": _index,
+    "bilinear": _bilinear,
 }

@@ -158,7 +158,7 @@ class _Folding:
                 number[value] = number[self._stands_for[value]]
                 continue
             number[value] = graph.inputs + len(nodes)
-            nodes.append(replace(node, inputs=tuple(number[each] for each in node.inputs)))
+            nodes.append(node.renumbered(number))
         outputs = tuple(number[value] for value in graph.outputs)
         order = dict.fromkeys((*_names(nodes), *self._tensors))
         tensors: Mapping[str, QuantizedTensor | RawTensor] = {

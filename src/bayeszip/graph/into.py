@@ -1,7 +1,9 @@
 """A compressed model's tensors into the user's own class: `load_into`."""
 
+import contextlib
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,17 @@ from torch import Tensor, nn
 from bayeszip.errors import ModelError, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.indices import is_index
+from bayeszip.graph.liveness import coupled_dims
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
 from bayeszip.graph.proof import alike, outputs_of, random_inputs
 from bayeszip.graph.soundness import charge_run, refusing, shapes, states_inputs
-from bayeszip.graph.state import to_torch
+from bayeszip.graph.state import from_state, to_torch
 from bayeszip.graph.to_module import to_module
+from bayeszip.graph.trace import trace
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Node, RawTensor
+from bayeszip.tensors import CompressedModel, Node, QuantizedTensor, RawTensor
 
 __all__ = ["load_into"]
 
@@ -28,6 +32,9 @@ def load_into(
     model: CompressedModel, net: nn.Module, *, check: bool = True, limits: Limits | Budget | None = None
 ) -> nn.Module:
     """Write a model's tensors into `net`, whose layers shrink to the sizes that survived; returns `net`.
+
+    Where a layer can't shrink, or a `forward` counts on the old sizes (attention, for example), the tensors get zeros
+    back in place of what died, if the model's graph is there to prove that this computes the same.
 
     A weight that a layer of `net` computes (by a weight norm, for example) becomes a parameter if the file holds it.
     Tensors of `net` that the model lacks keep their values (what dead-unit removal found unread isn't in the file).
@@ -47,10 +54,31 @@ def load_into(
         if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
             make_plain(owner)
     owners = dict(unwrapped(net).named_modules())
-    all_places = _places(net)
+    tensors = {**model.tensors, **_norms_given_back(model, owners)}
+    whole = {
+        name: tuple(held.shape)
+        for name in tensors
+        if (held := _held(owners.get(name.rpartition(".")[0]), name.rpartition(".")[2])) is not None
+    }
+    proven = check and model.graph is not None and states_inputs(model.graph)
+    try:
+        _cut_to_size(model, net, tensors, budget)
+        if proven:
+            _check(model, net, budget)
+    except ModelError:
+        smaller = any(tensors[name].shape != shape for name, shape in whole.items())
+        if not (proven and smaller and _with_zeros_back(model, net, tensors, whole, budget)):
+            raise
+    return net
+
+
+def _cut_to_size(
+    model: CompressedModel, net: nn.Module, tensors: Mapping[str, QuantizedTensor | RawTensor], budget: Budget
+) -> None:
+    """Write the tensors as they are, and let layers follow in their sizes."""
+    owners, all_places = dict(unwrapped(net).named_modules()), _places(net)
     writes: list[tuple[str, _Places]] = []
     loaded = 0
-    tensors = {**model.tensors, **_norms_given_back(model, owners)}
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
         owner, held = owners.get(path), _held(owners.get(path), leaf)
@@ -72,9 +100,83 @@ def load_into(
             _write(places, to_torch(tensors[name]))
         for module in owners.values():
             _restate(module)
-    if check and model.graph is not None and states_inputs(model.graph):
-        _check(model, net, budget)
-    return net
+
+
+def _with_zeros_back(
+    model: CompressedModel,
+    net: nn.Module,
+    tensors: Mapping[str, QuantizedTensor | RawTensor],
+    whole: Mapping[str, tuple[int, ...]],
+    budget: Budget,
+) -> bool:
+    """Write the tensors in the shapes that `net` had, zeros where something died; whether that computes the same.
+
+    What died is no longer known, and need not be: units of a kind may change places. Survivors come first, in each of
+    the parts into which a dimension falls.
+    """
+    named = {name: shape for name, shape in whole.items() if not is_index(name)}
+    for name in tensors:
+        path, _, leaf = name.rpartition(".")
+        if name not in whole and leaf == "bias" and f"{path}.weight" in whole:
+            named[name] = whole[f"{path}.weight"][:1]  # made of constants that were folded
+    if not all(_fits_in(tensors[name].shape, shape) for name, shape in named.items()):
+        return False
+    budget.charge("loaded", sum(4 * math.prod(shape) for shape in named.values()))
+    _fill(net, {name: torch.full(shape, 0.01) for name, shape in named.items()})
+    for counts in (_parts_of_dims(model, net), _gates_of(net)):
+        values = {name: to_torch(tensors[name]) for name in named}
+        _fill(net, {name: _spread(value, named[name], counts.get(name, 1)) for name, value in values.items()})
+        with contextlib.suppress(ModelError):
+            _check(model, net, budget)
+            return True
+    return False
+
+
+def _fill(net: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Write tensors at their names, and let the layers' sizes follow."""
+    owners, all_places = dict(unwrapped(net).named_modules()), _places(net)
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        held = _held(owners[path], leaf)
+        _write([(owners[path], leaf)] if held is None else all_places[id(held)], value)
+    for module in owners.values():
+        _restate(module)
+
+
+def _spread(value: Tensor, shape: tuple[int, ...], parts: int) -> Tensor:
+    """The value in a larger shape, at the start of each of so many parts of its first dimension; else zeros."""
+    if tuple(value.shape) == shape:
+        return value
+    parts = parts if value.shape[0] % parts == 0 and shape[0] % parts == 0 else 1
+    full = value.new_zeros(parts, shape[0] // parts, *shape[1:])
+    places = (slice(None), *(slice(size) for size in (value.shape[0] // parts, *value.shape[1:])))
+    full[places] = value.reshape(parts, -1, *value.shape[1:])
+    return full.reshape(shape)
+
+
+def _gates_of(net: nn.Module) -> dict[str, int]:
+    """How many gates lie one after the other in the rows of recurrent layers' tensors."""
+    gates = {"LSTM": 4, "GRU": 3}
+    return {
+        f"{path}.{name}".removeprefix("."): gates[part.mode]
+        for path, part in unwrapped(net).named_modules()
+        if isinstance(part, nn.RNNBase) and part.mode in gates
+        for name in part._parameters
+        if not name.startswith("weight_hr")
+    }
+
+
+def _parts_of_dims(model: CompressedModel, net: nn.Module) -> dict[str, int]:
+    """The gates, and the three parts of rows that are packed queries, keys and values, as the network uses them."""
+    found = _gates_of(net)
+    try:
+        graph = trace(unwrapped(net), _inputs_for(model, net))
+    except ModelError:
+        return found
+    for name, dims in coupled_dims(CompressedModel(from_state(net, graph=graph), graph), packed=True).items():
+        if dims and len(dims[0]) % 3 == 0 and (dims[0].reshape(3, -1) == dims[0][: len(dims[0]) // 3]).all():
+            found[name] = 3
+    return found
 
 
 _Places = list[tuple[nn.Module, str]]
@@ -126,13 +228,17 @@ def _check_fits(places: _Places, name: str, shape: tuple[int, ...], held: Tensor
         # A bias that folding a constant has made: one for each unit of the weight, whatever size that will have.
         fits = len(shape) == 1
     else:
-        smaller = len(old) == len(shape) and all(1 <= new <= was for new, was in zip(shape, old, strict=True))
-        fits = old == shape or (smaller and all(_can_shrink(each) for each, _ in places))
+        fits = old == shape or (_fits_in(shape, old) and all(_can_shrink(each) for each, _ in places))
     if not fits:
         raise ModelError(
             f"{shown(name)[1:-1]} has shape {shape} in the file and {old} in the {type(owner).__name__} it is to be "
             "loaded into"
         )
+
+
+def _fits_in(shape: tuple[int, ...], old: tuple[int, ...]) -> bool:
+    """Whether it is a part of the old shape."""
+    return len(old) == len(shape) and all(min(1, was) <= new <= was for new, was in zip(shape, old, strict=True))
 
 
 def _can_shrink(layer: nn.Module) -> bool:
@@ -245,14 +351,23 @@ def _restate_recurrent(module: nn.RNNBase) -> None:
         RULES[op].check_tensors(Node(op, (0,), ("",) * len(given)), given)
 
 
+def _type_and_place(net: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Those of the first parameter."""
+    first = next((each for each in net.parameters() if each.is_floating_point()), None)
+    return (torch.float32, torch.device("cpu")) if first is None else (first.dtype, first.device)
+
+
+def _inputs_for(model: CompressedModel, net: nn.Module) -> tuple[Tensor, ...]:
+    """Random ones, in the type of `net`, where it is."""
+    dtype, device = _type_and_place(net)
+    inputs = random_inputs(model, torch.Generator().manual_seed(0))
+    return tuple(each.to(device, dtype) if each.is_floating_point() else each.to(device) for each in inputs)
+
+
 def _check(model: CompressedModel, net: nn.Module, budget: Budget) -> None:
     """Compare with the model's own graph on random inputs, in the precision of `net`."""
     charge_run(model, budget)
-    first = next((each for each in net.parameters() if each.is_floating_point()), None)
-    dtype = torch.float32 if first is None else first.dtype
-    device = torch.device("cpu") if first is None else first.device
-    inputs = random_inputs(model, torch.Generator().manual_seed(0))
-    inputs = tuple(each.to(device, dtype) if each.is_floating_point() else each.to(device) for each in inputs)
+    inputs, (dtype, device) = _inputs_for(model, net), _type_and_place(net)
     training = [part for part in net.modules() if part.training]
     net.eval()
     try:

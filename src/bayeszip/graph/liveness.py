@@ -15,12 +15,13 @@ import numpy as np
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families import RULES
-from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, extent, unknown
+from bayeszip.graph.families.base import Atoms, Folded, Shape, Site, SiteTensor, Value, dimension, extent, unknown
+from bayeszip.graph.free import varying_dims
 from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
 
-__all__ = ["Fold", "drop_dead_units"]
+__all__ = ["Fold", "coupled_dims", "coupled_units", "drop_dead_units"]
 
 #: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
@@ -38,7 +39,7 @@ def drop_dead_units(
     Network inputs and outputs keep their size; every layer keeps at least one unit. Where removal would not be exact
     the unit stays. A folded constant is computed in float64 and rounded once, to the float32 of the bias. Tensors
     that the graph never reads go too. A model without a graph, or whose graph doesn't state the shapes of its inputs,
-    comes back as it is.
+    comes back as it is. What is removed from a graph that runs at several sizes is dead at all of them.
 
     Args:
         multiple_of: round the surviving widths of linear layers and convolutions up to a multiple of this.
@@ -49,6 +50,8 @@ def drop_dead_units(
     if fold not in get_args(Fold):
         raise ModelError(f"fold must be one of {', '.join(get_args(Fold))}, not {fold!r}")
     if model.graph is None or not states_inputs(model.graph):
+        return model
+    if model.graph.varies and varying_dims(model) is None:
         return model
     kept = surviving(model)
     model = _without_unread_tensors(model)
@@ -61,6 +64,26 @@ def drop_dead_units(
             changed |= not all(mask.all() for masks in remaining.values() for mask in masks)
             kept = narrowed(kept, remaining) if indices else kept
     return with_indices(model, kept) if indices else model
+
+
+def coupled_units(model: CompressedModel) -> dict[str, tuple[np.ndarray, ...]] | None:
+    """For each tensor that the graph reads, and each of its dimensions, the unit that each coordinate belongs to.
+
+    Coordinates with the same number leave the network together or not at all, whichever tensors they are of; −1: this
+    one stays. None: there is no graph, or one that doesn't state the shapes of its inputs.
+    """
+    if model.graph is None or not states_inputs(model.graph):
+        return None
+    return _Pass(model, "never", 1, packed=True, new_biases=False).units()
+
+
+def coupled_dims(model: CompressedModel, *, packed: bool) -> dict[str, list[np.ndarray]]:
+    """For each dimension of each tensor, its coordinates as numbers: those with the same stay or go together.
+
+    Args:
+        packed: take a dimension that is split into 3 and the rest for packed queries, keys and values.
+    """
+    return _Pass(model, "never", 1, packed=packed, new_biases=False)._coordinates
 
 
 @dataclass(frozen=True)
@@ -81,8 +104,16 @@ class _Pass:
         self._new_biases = new_biases
         self._weights = {name: _dense(model.tensors[name]) for name in self._graph.tensor_names()}
         self._uses = [name for node in self._graph.nodes for name in node.tensors if name is not None]
+        self._varying = varying_dims(model) or [()] * (self._graph.inputs + len(self._graph.nodes))
         self._sites, self._pinned, self._coordinates = self._coupled(Atoms(packed=packed))
         self._fold: Fold = fold
+
+    def units(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """The atoms of every tensor's coordinates; −1: pinned."""
+        return {
+            name: tuple(np.where(self._pinned[atoms], -1, atoms) for atoms in dims)
+            for name, dims in self._coordinates.items()
+        }
 
     def rewritten(self) -> tuple[CompressedModel, dict[str, list[np.ndarray]]]:
         """The model without what is dead, and what remains of each dimension of its tensors."""
@@ -120,6 +151,10 @@ class _Pass:
         ]
         for site in sites:
             RULES[site.node.op].couple(site, atoms)
+            if site.node.varying and "dim" in site.node.attributes:  # at another size it takes another part
+                atoms.pin(site.inputs[0].coordinates[dimension(site.node, "dim", len(site.inputs[0].shape))])
+        for value, dims in zip(values, self._varying, strict=True):
+            atoms.pin(*(value.coordinates[dim] for dim in dims))
         for value in (*range(self._graph.inputs), *self._graph.outputs):
             atoms.pin(*values[value].coordinates)
         atom, pinned = atoms.solve()
@@ -134,10 +169,26 @@ class _Pass:
             with np.errstate(all="ignore"):
                 constants = RULES[node.op].constants(site)
             constants = np.where(np.isfinite(constants), constants, np.nan)
+            constants = self._at_all_sizes(position, node, constants)
             site = replace(site, output=replace(site.output, constants=constants))
             values[self._graph.inputs + position] = site.output
             sites.append(site)
         return sites, pinned, {name: list(tensor.coordinates) for name, tensor in tensors.items()}
+
+    def _at_all_sizes(self, position: int, node: Node, constants: np.ndarray) -> np.ndarray:
+        """What is constant at the sizes that are stated, as far as it is at all others: there along whole dimensions.
+
+        The rules tell what is so at one size. They look at whole channels, not at single places; what depends on how
+        many places there are, or takes another part of a tensor at another size, is left out here.
+        """
+        if node.varying and not (node.op in _SHAPED or "pool" in node.op):
+            return np.full((1,) * constants.ndim, np.nan)
+        if node.op == "sum" and self._varying[node.inputs[0]]:
+            constants = np.where(constants == 0, constants, np.nan)
+        for dim in self._varying[self._graph.inputs + position]:
+            first = constants.take([0], axis=dim)
+            constants = np.where((constants == first).all(axis=dim, keepdims=True), first, np.nan)
+        return constants
 
     def _blank(self, shape: Shape, atoms: Atoms) -> Value:
         coordinates = tuple(atoms.new(extent(size)) for size in shape)
@@ -250,6 +301,9 @@ class _Pass:
 
 
 _WIDTHS = ("linear", "conv1d", "conv2d", "conv3d")
+
+#: Operators that make of what is constant all over the same, whatever the size they are given.
+_SHAPED = ("view", "reshape", "expand", "interpolate")
 
 
 def _rows(site: Site) -> np.ndarray:

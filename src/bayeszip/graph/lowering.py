@@ -1,5 +1,6 @@
 """A graph in the making: walks a program of torch.export and notes what each of its nodes became."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -139,10 +140,21 @@ def _size(size: Any, node: fx.Node) -> int:
 
 
 class Lowering:
-    """What the nodes of a program became so far, by a table of what each ATen operator becomes."""
+    """What the nodes of a program became so far, by a table of what each ATen operator becomes.
+
+    Args:
+        spelled: whether what no input has a part in (positions, masks) is spelled out by operators instead of stored,
+            where it has more than one element; buffers are then stored as they are.
+    """
 
     def __init__(
-        self, program: ExportedProgram, canonical: Mapping[str, str], table: Mapping[str, Lower], dtype: torch.dtype
+        self,
+        program: ExportedProgram,
+        canonical: Mapping[str, str],
+        table: Mapping[str, Lower],
+        dtype: torch.dtype,
+        *,
+        spelled: bool = False,
     ) -> None:
         signature = program.graph_signature
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
@@ -150,6 +162,7 @@ class Lowering:
             raise UnknownOperator(
                 f"the network writes into {', '.join(changed)} while it computes: no graph can say that"
             )
+        self.spelled = spelled
         self._table, self._dtype = table, str(dtype).removeprefix("torch.")
         self._parameters = {node: canonical.get(name, name) for node, name in signature.inputs_to_parameters.items()}
         self._buffers = {node: canonical.get(name, name) for node, name in signature.inputs_to_buffers.items()}
@@ -173,7 +186,7 @@ class Lowering:
         if node.op == "placeholder":
             if node.name in self._user_inputs:
                 self._values[node] = self._declare(node)
-            elif node.name in self._held:
+            elif node.name in self._held and not (self.spelled and node.name in self._buffers):
                 self._constants[node] = self._held[node.name]
         elif node.op == "output":
             self._outputs = [self.value(each) for each in node.args[0]]  # type: ignore[union-attr]
@@ -295,6 +308,8 @@ class Lowering:
     def _fold(self, node: fx.Node) -> bool:
         """Compute a node here and now if no input and no parameter has a part in it, at most the batch size."""
         sources = node.all_input_nodes
+        if self.spelled and not sources and math.prod(shape_of(node)) > 1:
+            return False
         if all(each in self._constants for each in sources):
             self._constants[node] = _computed(node, self._constants)
             return True

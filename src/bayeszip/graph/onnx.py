@@ -2,16 +2,22 @@
 
 import importlib
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bayeszip.errors import ModelError
+from bayeszip.graph.families.base import Shape
+from bayeszip.graph.free import other_sizes
+from bayeszip.graph.onnx_tables import OPSET, with_tables
 from bayeszip.graph.proof import outputs_of, random_inputs
 from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.to_module import Network, to_module
@@ -23,17 +29,35 @@ __all__ = ["to_onnx"]
 #: How far onnxruntime may be from torch, relative to the largest output.
 TOLERANCE = 1e-5
 
+#: At so many other sizes, where the network runs at some.
+_OTHER_SIZES = 2
+
 #: In a shorter type than float32: by so many times its precision.
 _ROUNDINGS = 16
 
 
-def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32, limits: Limits | Budget | None = None) -> bytes:
-    """The network as an ONNX file's bytes, its batch size free; onnxruntime has run it, and agreed with torch.
+def to_onnx(
+    model: CompressedModel,
+    dtype: torch.dtype = torch.float32,
+    limits: Limits | Budget | None = None,
+    *,
+    plain: bool = False,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+) -> bytes:
+    """The network as an ONNX file's bytes; onnxruntime has run it, at several sizes, and agreed with torch.
+
+    The batch size is free, and so are other sizes of the inputs where they are in the graph and torch.onnx can keep
+    them so. Weights are tables of shared values and indices of 4 or 8 bits, from which a runtime makes them when it
+    loads the file.
 
     Args:
         dtype: of its floating-point tensors, inputs and outputs. float32 by default, whatever the network's own type:
             runtimes have all operators in it.
         limits: what the model may ask for; a budget, where reading its file has been charged to it.
+        plain: write the weights out, for runtimes that know no indices of 4 bits (ONNX before opset 21).
+        input_names: what the inputs are called in the file, in order.
+        output_names: what the outputs are called.
 
     Raises:
         ModelError: a package is missing, the model has no graph that states its inputs, onnxruntime lacks an operator
@@ -41,26 +65,52 @@ def to_onnx(model: CompressedModel, dtype: torch.dtype = torch.float32, limits: 
     """
     if dtype == torch.bfloat16:
         raise ModelError("onnxruntime can't run bfloat16 networks on a CPU to check them; take float32 or float16")
-    for package in ("onnx", "onnxscript"):
-        _needed(package)
-    runtime = _needed("onnxruntime")
+    onnx, _, runtime = map(_needed, ("onnx", "onnxscript", "onnxruntime"))
     budget = Budget.of(limits)
     network = to_module(model, dtype, budget)
     charge_run(model, budget)
-    first, second = (
-        tuple(
-            each.to(dtype) if each.is_floating_point() else each
-            for each in random_inputs(model, torch.Generator().manual_seed(seed), batch=2 + 2 * seed)
-        )
-        for seed in (0, 1)
-    )
-    blob = _exported(network, first)
-    difference = _difference(network, second, blob, runtime)
-    if not difference <= max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps):
-        raise ModelError(
-            f"onnxruntime's outputs differ from torch's by {difference:.3g}: this network can't be exported"
-        )
-    return blob
+    _check_names(model, input_names, output_names)
+    sizes = [given for given, _ in islice(other_sizes(model, Budget(budget.limits)), _OTHER_SIZES)]
+    for free in (True, False) if sizes else (False,):
+        shapes: list[list[Shape] | None] = [*sizes, None] if free else [None]
+        examples = [_inputs(model, dtype, seed, given) for seed, given in enumerate((shapes[0], *shapes))]
+        try:
+            dims = [_free_dims(model, place) if free else [] for place in range(len(examples[0]))]
+            proto = _exported(network, examples[0], dims, plain=plain, names=(input_names, output_names))
+            blob: bytes = (proto if plain else with_tables(proto, model, onnx)).SerializeToString()
+            _check(network, examples[1:], blob, runtime, max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps))
+            return blob
+        except ModelError:
+            if not free:
+                raise
+    raise ModelError("torch.onnx can't export the network")
+
+
+def _check_names(model: CompressedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    graph = model.graph
+    for what, names, count in (
+        ("inputs", inputs, graph.inputs if graph else 0),
+        ("outputs", outputs, len(graph.outputs) if graph else 0),
+    ):
+        if names and (len(names) != count or len(set(names)) != count or not all(names)):
+            raise ModelError(f"the network has {count} {what}; {len(set(names))} different names are given for them")
+
+
+def _inputs(model: CompressedModel, dtype: torch.dtype, seed: int, shapes: list[Shape] | None) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = random_inputs(model, generator, batch=2 + 2 * min(seed, 1), shapes=shapes)
+    return tuple(each.to(dtype) if each.is_floating_point() else each for each in drawn)
+
+
+def _check(
+    network: Network, batches: Sequence[tuple[Tensor, ...]], blob: bytes, runtime: ModuleType, most: float
+) -> None:
+    for inputs in batches:
+        difference = _difference(network, inputs, blob, runtime)
+        if not difference <= most:
+            raise ModelError(
+                f"onnxruntime's outputs differ from torch's by {difference:.3g}: this network can't be exported"
+            )
 
 
 def _needed(package: str) -> ModuleType:
@@ -70,19 +120,55 @@ def _needed(package: str) -> ModuleType:
         raise ModelError(f"exporting to ONNX needs {package}: pip install 'bayeszip[onnx]'") from error
 
 
-def _exported(network: Network, inputs: tuple[Tensor, ...]) -> bytes:
-    batch = torch.export.Dim("batch")
-    first, *more = ({0: batch} for _ in inputs)
+def _exported(
+    network: Network,
+    inputs: tuple[Tensor, ...],
+    free: Sequence[Sequence[int]],
+    *,
+    plain: bool,
+    names: tuple[Sequence[str], Sequence[str]],
+) -> Any:
+    """What torch.onnx makes of a network, an `onnx.ModelProto`, at all sizes of the `free` dimensions that it can."""
+    batch, auto = torch.export.Dim("batch"), torch.export.Dim.AUTO
+    first, *more = ({0: batch, **dict.fromkeys(dims, auto)} for dims in free)
     shapes = (first, tuple(more)) if more else (first,)
     with _quiet():
         try:
-            program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+            program = torch.onnx.export(
+                network,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                verbose=False,
+                input_names=list(names[0]) or None,
+                output_names=list(names[1]) or None,
+                opset_version=None if plain else OPSET,
+            )
         except Exception as error:  # torch.onnx raises many kinds; each means the same to the caller
             raise ModelError(f"torch.onnx can't export the network: {str(error).strip().splitlines()[0]}") from error
         if program is None:
             raise ModelError("torch.onnx can't export the network")
-        blob: bytes = program.model_proto.SerializeToString()
-    return blob
+        return _named(program.model_proto)
+
+
+def _free_dims(model: CompressedModel, place: int) -> list[int]:
+    nodes = model.graph.nodes if model.graph is not None else ()
+    stated = [node for node in nodes if node.op == "input" and node.inputs == (place,)]
+    return [each.place + 1 for node in stated[:1] for each in node.varying]
+
+
+def _named(proto: Any) -> Any:
+    """The model with free sizes called by an input that has them: its name and the dimension."""
+    names: dict[str, str] = {}
+    for each in proto.graph.input:
+        for place, dim in enumerate(each.type.tensor_type.shape.dim):
+            if dim.dim_param and dim.dim_param != "batch":
+                names.setdefault(dim.dim_param, f"{each.name}_{place}")
+    for each in (*proto.graph.input, *proto.graph.output):
+        for dim in each.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), dim.dim_param)
+    return proto
 
 
 def _difference(network: Network, inputs: tuple[Tensor, ...], blob: bytes, runtime: ModuleType) -> float:

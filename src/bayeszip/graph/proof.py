@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.families.base import elements, ints
+from bayeszip.graph.families.base import Shape, elements
+from bayeszip.graph.free import input_shapes, other_sizes
 from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
@@ -23,6 +25,9 @@ _ROUNDINGS = 32.0
 
 #: Batches of random inputs, besides the examples.
 _RANDOM_BATCHES = 3
+
+#: Batches at other sizes, where the network runs at some.
+_OTHER_SIZES = 2
 
 #: Differences below this, relative to the largest output, are float64's own.
 _FLOOR = 1e-9
@@ -87,6 +92,8 @@ def difference(
     batches = [_in_float64(examples)] if examples else []
     batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(_RANDOM_BATCHES)]
     budget = Budget.of(limits or Limits.none())
+    sizes = islice(other_sizes(other, Budget(budget.limits)), _OTHER_SIZES)
+    batches += [_in_float64(random_inputs(original, generator, examples, shapes=given)) for given, _ in sizes]
     charge_run(other, budget)
     network = to_module(original, torch.float64, Limits.none())
     worst = _worst_gap(network, to_module(other, torch.float64, budget), batches)
@@ -112,21 +119,21 @@ def random_inputs(
     examples: Sequence[Tensor] = (),
     batch: int = 4,
     limits: Limits | Budget | None = None,
+    shapes: Sequence[Shape] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Inputs of the shapes the graph states: normal numbers, or integers in the range that is known to be valid."""
+    """Inputs of the shapes the graph states, or of others: normal numbers, or integers in a range known to be valid."""
     if model.graph is None:
         raise ModelError("a model without a graph can't be run")
+    shapes = shapes or input_shapes(model.graph)
     stated = {
         node.inputs[0]: (model.graph.inputs + at, node)
         for at, node in enumerate(model.graph.nodes)
         if node.op == "input"
     }
-    if missing := set(range(model.graph.inputs)) - set(stated):
-        raise ModelError(f"the graph doesn't state the shape of input {min(missing)}")
     drawn = []
     for position in range(model.graph.inputs):
         value, node = stated[position]
-        shape = (batch, *ints(node, "shape"))
+        shape = (batch, *shapes[position][1:])
         Budget.of(limits).check("values", elements(shape))
         dtype: torch.dtype = DTYPES[str(node.attributes["dtype"])]
         if dtype.is_floating_point:

@@ -7,7 +7,7 @@ have no values.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ from torch import Tensor
 
 from bayeszip.errors import BayeszipError, FormatError, ModelError, shown
 from bayeszip.graph.families import RULES
-from bayeszip.graph.families.base import Shape, elements
+from bayeszip.graph.families.base import Shape, elements, ints
 from bayeszip.graph.families.elementwise import Elementwise
+from bayeszip.graph.families.tables import counted
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.state import DTYPES
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
+from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor, Varying
 
 __all__ = [
     "Step",
+    "at_sizes",
     "charge_run",
     "check_roles",
     "check_sound",
@@ -32,14 +34,17 @@ __all__ = [
     "rehearse",
     "shapes",
     "states_inputs",
+    "stored_picks",
     "tensor_shapes",
-    "value_shapes",
 ]
 
 _MOST_DIMENSIONS = 32
 
 #: The batch size of a rehearsal; no size that a network could take for a constant.
 _BATCH = 3
+
+#: No number that varies becomes larger, in either direction.
+_LARGEST_SIZE = 2**53
 
 #: Bytes of an element in a run that checks: four samples in float64.
 _RUN_BYTES = 4 * 8
@@ -100,20 +105,25 @@ def tensor_shapes(model: CompressedModel) -> dict[str, Shape]:
 
 
 def shapes(model: CompressedModel, budget: Budget | None = None) -> list[Shape]:
-    """The shape of every value of a model's graph; see `value_shapes`."""
+    """The shape of every value of a model's graph; see `at_sizes`."""
     if model.graph is None:
         raise ModelError("the model has no graph")
-    return value_shapes(model.graph, tensor_shapes(model), budget)
+    return at_sizes(model.graph, tensor_shapes(model), budget)[1]
 
 
-def value_shapes(
-    graph: Graph, tensors: Mapping[str, Shape], budget: Budget | None = None, inputs: Sequence[Shape] | None = None
-) -> list[Shape]:
-    """The shape of every value of a graph (−k: k times the batch size).
+def at_sizes(
+    graph: Graph,
+    tensors: Mapping[str, Shape],
+    budget: Budget | None = None,
+    inputs: Sequence[Shape] | None = None,
+    picks: Mapping[str, tuple[int, int]] | None = None,
+) -> tuple[Graph, list[Shape]]:
+    """The graph with all that varies worked out, and the shape of every value (−k: k times the batch size).
 
     Args:
         budget: against which each value is held, before the next is looked at.
-        inputs: of the network, for a graph that doesn't state them.
+        inputs: of the network, for a graph that doesn't state them, or runs at other sizes than it states.
+        picks: the smallest and the largest number of tensors that pick rows, as `stored_picks` finds them.
 
     Raises:
         ModelError: a node can't be applied to its tensors and inputs, or an input is read before it is stated.
@@ -121,8 +131,11 @@ def value_shapes(
     """
     budget = budget or Budget(Limits.none())
     check_roles(graph, tensors)
+    nodes: list[Node] = []
     found: list[Shape | None] = list(inputs) if inputs else [None] * graph.inputs
     for position, node in enumerate(graph.nodes):
+        with _at(position, node):
+            node = _sized(node, found, stated=inputs is None)
         read = [found[value] for value in node.inputs]
         if node.op == "input":
             read = [()]  # what it states, `check_roles` has seen to
@@ -131,11 +144,86 @@ def value_shapes(
             raise ModelError(f"node {position} ({node.op}) reads a network input whose shape isn't stated")
         with _at(position, node):
             shape = RULES[node.op].shape(node, known, _shapes_of(node, tensors))
+            if node.varying and inputs is not None:
+                RULES[node.op].check_tensors(node, _shapes_of(node, tensors))
             if len(shape) > _MOST_DIMENSIONS or 0 in shape:
                 raise ModelError(f"a value of {len(shape)} dimensions ({shown(shape)}) is empty or has too many")
         budget.check("values", elements(shape))
+        nodes.append(node)
         found.append(shape)
-    return [() if shape is None else shape for shape in found]
+    _check_picks(graph.inputs, nodes, tensors, found, picks or {})
+    return replace(graph, nodes=tuple(nodes)), [() if shape is None else shape for shape in found]
+
+
+def _sized(node: Node, found: Sequence[Shape | None], *, stated: bool) -> Node:
+    """A node with its varying numbers worked out; at the sizes that are stated they must be those that it holds."""
+    if node.op == "input":
+        given = found[node.inputs[0]]
+        if given is None:
+            return node
+        shape = ints(node, "shape")
+        free = {each.place for each in node.varying}
+        if len(given) != len(shape) + 1 or any(
+            size != given[place + 1] for place, size in enumerate(shape) if place not in free
+        ):
+            wanted = ["batch", *("any" if place in free else str(size) for place, size in enumerate(shape))]
+            raise ModelError(f"the network takes inputs of shape ({', '.join(wanted)}), not (batch, *{given[1:]})")
+    if not node.varying:
+        return node
+    followed = [(found[value], dim) for each in node.varying for value, dim in each.dims]
+    if any(shape is None or not dim < len(shape) or shape[dim] < 1 for shape, dim in followed):
+        raise ModelError(f"{node.op} follows a dimension that isn't there, or depends on the batch size")
+    attributes = node.sized([shape or () for shape in found])
+    for each in node.varying:
+        value = attributes[each.attribute]
+        if not -_LARGEST_SIZE <= (value[each.place] if isinstance(value, tuple) else int(value)) <= _LARGEST_SIZE:
+            raise ModelError(f"{node.op}: {each.attribute} becomes larger than any size")
+    if stated and attributes != node.attributes:
+        raise ModelError(f"{node.op} holds {shown(dict(node.attributes))}, but the sizes it follows say otherwise")
+    return replace(node, attributes=attributes)
+
+
+def stored_picks(model: CompressedModel) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest number of every stored tensor that rows are picked by."""
+    graph, found = model.graph, {}
+    for node in graph.nodes if graph is not None else ():
+        source = node.inputs[-1] - graph.inputs if graph is not None and node.op in _PICKING else -1
+        if graph is None or source < 0 or graph.nodes[source].op not in ("buffer", "parameter"):
+            continue
+        name = str(graph.nodes[source].tensors[0])
+        tensor = model.tensors[name]
+        if isinstance(tensor, RawTensor) and tensor.size:
+            found[name] = int(tensor.values.min()), int(tensor.values.max())
+    return found
+
+
+_PICKING = ("take", "embedding")
+
+
+def _check_picks(
+    inputs: int,
+    nodes: Sequence[Node],
+    tensors: Mapping[str, Shape],
+    found: Sequence[Shape | None],
+    picks: Mapping[str, tuple[int, int]],
+) -> None:
+    """Refuse to pick rows that don't exist, by numbers that are stored or counted."""
+    for position, node in enumerate(nodes):
+        source = node.inputs[-1] - inputs if node.op in _PICKING else -1
+        if source < 0:
+            continue
+        counts = nodes[source].op == "arange"
+        picked = counted(nodes[source]) if counts else picks.get(str((*nodes[source].tensors, None)[0]))
+        if picked is None:
+            continue
+        rows = tensors[str(node.tensors[0])][0] if node.op == "embedding" else _size_along(node, found[node.inputs[0]])
+        if picked[0] < 0 or picked[1] >= rows:
+            raise ModelError(f"node {position} ({node.op}) picks rows {picked[0]} to {picked[1]} of {rows}")
+
+
+def _size_along(node: Node, shape: Shape | None) -> int:
+    dim = node.attributes["dim"]
+    return abs(shape[dim]) if shape and isinstance(dim, int) else 0
 
 
 def charge_run(model: CompressedModel, budget: Budget) -> None:
@@ -185,29 +273,10 @@ def check_sound(model: CompressedModel, limits: Limits | Budget | None = None) -
         if not states_inputs(model.graph):
             check_roles(model.graph, tensor_shapes(model))
             return None
-        found = shapes(model, Budget.of(limits))
-        _check_indices(model, found)
+        found = at_sizes(model.graph, tensor_shapes(model), Budget.of(limits), picks=stored_picks(model))[1]
     except ModelError as error:
         raise FormatError(f"the graph can't be computed: {error}") from error
     return found
-
-
-def _check_indices(model: CompressedModel, found: Sequence[Shape]) -> None:
-    """Refuse numbers that are stored to pick rows by, and pick some that don't exist."""
-    graph = model.graph
-    for position, node in enumerate(graph.nodes if graph else ()):
-        if graph is None or node.op not in ("take", "embedding"):
-            continue
-        source = node.inputs[-1] - graph.inputs
-        name = graph.nodes[source].tensors[0] if source >= 0 and graph.nodes[source].tensors else None
-        if name is None or graph.nodes[source].op not in ("buffer", "parameter"):
-            continue
-        tensor, dim = model.tensors[name], node.attributes.get("dim", 0)
-        rows = model.tensors[str(node.tensors[0])].shape if node.op == "embedding" else found[node.inputs[0]]
-        if isinstance(tensor, RawTensor) and tensor.size and isinstance(dim, int):
-            low, high = tensor.values.min(), tensor.values.max()
-            if low < 0 or high >= abs(rows[dim]):
-                raise ModelError(f"node {position} ({node.op}) picks rows {low} to {high} of {rows[dim]}")
 
 
 @dataclass(frozen=True)
@@ -220,6 +289,7 @@ class Step:
     tensors: tuple[str | None, ...]
     attributes: dict[str, Any]
     last_used: tuple[int, ...]
+    varying: tuple[Varying, ...] = ()
 
 
 def rehearse(

@@ -1,7 +1,8 @@
 """From a compressed model to a plain module of stock layers that computes its graph: `to_module`."""
 
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -14,21 +15,42 @@ from bayeszip.graph.families.base import Shape
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.soundness import (
     Step,
+    at_sizes,
     check_sound,
     refusing,
     rehearse,
+    stored_picks,
     tensor_shapes,
-    value_shapes,
 )
 from bayeszip.graph.state import charge_loaded, loaded_dtype, stated_dtype, to_torch
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import BUFFER_ROLES, OPERATORS
-from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor, sized
 
 __all__ = ["Network", "to_module"]
 
 #: Names of more parts than this are refused: modules nest as deep, and Python's own calls with them.
 _DEEPEST = 64
+
+
+#: So many shapes of inputs that fit are remembered.
+_MOST_FITTING = 256
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A graph whose inputs may have other shapes than those it states, and the shapes and types known to fit."""
+
+    graph: Graph
+    tensors: dict[str, Shape]
+    limits: Limits
+    picks: dict[str, tuple[int, int]]
+    fitting: set[Hashable] = field(default_factory=set)
+
+
+def _changed(step: Step, node: Node) -> dict[str, Any]:
+    """The attributes of a step that vary, as they are at other sizes."""
+    return {each.attribute: node.attributes[each.attribute] for each in step.varying}
 
 
 class Network(nn.Module):
@@ -39,30 +61,52 @@ class Network(nn.Module):
         self._bayeszip_steps = steps
         self._bayeszip_outputs = outputs
         self._bayeszip_inputs = inputs
-        #: The graph, its tensors' shapes and its budget where it doesn't state its inputs: each call is then checked.
-        self._bayeszip_unstated: tuple[Graph, dict[str, Shape], Budget] | None = None
+        #: What calls are checked by where the graph doesn't state its inputs, or runs at other sizes than it states.
+        self._bayeszip_open: _Open | None = None
 
     def forward(self, x: Tensor, *more: Tensor) -> Any:
         values: list[Tensor | None] = [x, *more]
         if len(values) != self._bayeszip_inputs:
             raise TypeError(f"the network takes {self._bayeszip_inputs} inputs, not {len(values)}")
-        if self._bayeszip_unstated is not None:
-            found = value_shapes(*self._bayeszip_unstated, [(-1, *each.shape[1:]) for each in (x, *more)])
-            names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
-            held = {name: self._bayeszip_tensor(name).to("meta") for name in names}
-            floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
-            rehearse(self._bayeszip_steps, [each.dtype for each in (x, *more)], held, found, floating)
+        if self._bayeszip_open is not None:
+            self._bayeszip_check(self._bayeszip_open, (x, *more))
+        shapes: list[Any] = [each.shape for each in (x, *more)]
         for step in self._bayeszip_steps:
             arguments: list[Any] = [values[value] for value in step.inputs]
             if step.layer is not None:
-                values.append(self._bayeszip_part(step.layer)(*arguments))
+                result: Tensor = self._bayeszip_part(step.layer)(*arguments)
             else:
                 tensors = [None if name is None else self._bayeszip_tensor(name) for name in step.tensors]
-                values.append(RULES[step.op].compute(arguments, tensors, step.attributes))
+                attributes = sized(step.attributes, step.varying, shapes, step.inputs)
+                result = RULES[step.op].compute(arguments, tensors, attributes)
+            values.append(result)
+            shapes.append(result.shape)
             for value in step.last_used:
                 values[value] = None
         results = tuple(values[value] for value in self._bayeszip_outputs)
         return results[0] if len(results) == 1 else results
+
+    def _bayeszip_check(self, opened: "_Open", inputs: Sequence[Tensor]) -> None:
+        """Hold inputs against the graph before anything runs; what was found to fit isn't looked at again."""
+        exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if exporting or not all(type(size) is int for each in inputs for size in each.shape[1:]):
+            return  # there sizes have names, and whatever a check does would be taken for a part of the network
+        names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
+        held = {name: self._bayeszip_tensor(name) for name in names}
+        floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
+        key = (floating, *((tuple(each.shape[1:]), each.dtype) for each in inputs))
+        if key in opened.fitting:
+            return
+        shapes = [(-1, *each.shape[1:]) for each in inputs]
+        graph, found = at_sizes(opened.graph, opened.tensors, Budget(opened.limits), shapes, opened.picks)
+        steps = [
+            replace(step, attributes={**step.attributes, **_changed(step, node)})
+            for step, node in zip(self._bayeszip_steps, graph.nodes, strict=True)
+        ]
+        hollow = {name: tensor.to("meta") for name, tensor in held.items()}
+        rehearse(steps, [each.dtype for each in inputs], hollow, found, floating)
+        if len(opened.fitting) < _MOST_FITTING:
+            opened.fitting.add(key)
 
     def _bayeszip_part(self, path: str) -> Any:
         """A module by its path. Names are data, so they are looked up among modules, never as attributes."""
@@ -91,7 +135,8 @@ def to_module(
             module, `to()` changes it later.
         limits: what the model may ask for; a budget, where reading its file has been charged to it.
 
-    A graph that doesn't state the shapes of its inputs is checked on every call instead, before anything runs.
+    A graph that doesn't state the shapes of its inputs, or runs at other sizes too, is checked when it is called,
+    before anything runs, within the same limits.
 
     Raises:
         ModelError: the model has no graph.
@@ -110,8 +155,8 @@ def to_module(
         if found is not None:
             rehearse(steps, [None] * model.graph.inputs, _without_values(model, dtype), found, dtype)
         network = Network(steps, model.graph.outputs, model.graph.inputs)
-        if found is None:
-            network._bayeszip_unstated = (model.graph, tensor_shapes(model), budget)
+        if found is None or model.graph.varies:
+            network._bayeszip_open = _Open(model.graph, tensor_shapes(model), budget.limits, stored_picks(model))
         return _filled(network, model, model.graph, layers, dtype)
 
 
@@ -166,6 +211,8 @@ def _layers(graph: Graph, model: CompressedModel) -> dict[str, tuple[Node, nn.Mo
 
 def _layer_path(node: Node, model: CompressedModel) -> str | None:
     """Where the node's stock layer would stand: the common prefix of its tensors, if they are named by their roles."""
+    if node.varying:
+        return None
     roles = OPERATORS[node.op].tensors
     path = next((name.rpartition(".")[0] for name in node.tensors if name is not None), "")
     if not path:
@@ -191,7 +238,7 @@ def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype:
         if "float" in wanted and (node.op == "cast" or wanted != own):
             # To the type that all of the network computes in; a tensor tells it, so that it follows `to()`.
             attributes["dtype"], tensors = str(dtype).removeprefix("torch."), (floating,)
-        yield Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)))
+        yield Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)), node.varying)
 
 
 def _is_floating(tensor: QuantizedTensor | RawTensor) -> bool:

@@ -2,9 +2,10 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,6 +15,7 @@ from bayeszip.errors import ModelError
 from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import alike, outputs_of
+from bayeszip.graph.sizes import with_free_sizes
 from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
 from bayeszip.limits import Limits
@@ -29,7 +31,8 @@ class UntraceableModel(ModelError):
 def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Graph:
     """What a module computes in `eval()`, as a graph of the closed list of operators.
 
-    Dimension 0 of every input is the batch; its size stays free. Tensors keep their names in the module; of tied
+    Dimension 0 of every input is the batch; its size stays free, and so do other sizes of the inputs where the module
+    takes them twice or half as large: see `with_free_sizes`. Tensors keep their names in the module; of tied
     ones the first name stands for all. Dropout disappears. Casts from one floating-point type to another disappear
     too: the graph computes in one type throughout, that of most of the module's parameters. The module is left as it
     was.
@@ -41,11 +44,28 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     program = _exported(module, _with_batch(inputs))
+    graph = _graph_of(module, program, inputs)
+
+    def traced(others: Sequence[tuple[Tensor, ...]], *, spelled: bool) -> list[Graph]:
+        """The network at the sizes of other inputs as well."""
+        programs = [(program, inputs), *((exported(each), each) for each in others)]
+        return [_graph_of(module, one, given, spelled=spelled) for one, given in programs]
+
+    @cache
+    def exported(others: tuple[Tensor, ...]) -> ExportedProgram:
+        return _exported(module, _with_batch(others))
+
+    return with_free_sizes(module, graph, inputs, traced)
+
+
+def _graph_of(
+    module: nn.Module, program: ExportedProgram, inputs: tuple[Tensor, ...], *, spelled: bool = False
+) -> Graph:
     names = _canonical_names(module)
     taken_apart: set[object] = set()
     while True:
         try:
-            graph = _lowered(program, names, dtype_of(module, inputs))
+            graph = _lowered(program, names, dtype_of(module, inputs), spelled=spelled)
             _check(module, graph, inputs)
             return graph
         except UnknownOperator as error:
@@ -56,8 +76,8 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
             program = _taken_apart(program, error)
 
 
-def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype) -> Graph:
-    lowering = Lowering(program, names, ATEN, dtype)
+def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype, *, spelled: bool) -> Graph:
+    lowering = Lowering(program, names, ATEN, dtype, spelled=spelled)
     for node in program.graph.nodes:
         try:
             lowering.add(node)
@@ -81,7 +101,9 @@ def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = " ".join(str(error).splitlines()[:1])
             raise UntraceableModel(f"{type(module).__name__}, or its graph, doesn't run: {reason}") from error
-    flat = returned if isinstance(returned, tuple | list) else (returned,)
+    # Names of outputs don't go into a graph; they come in the order they have.
+    by_name = returned.values() if isinstance(returned, Mapping) else returned
+    flat = tuple(by_name) if isinstance(returned, tuple | list | Mapping) else (returned,)
     if not all(isinstance(each, Tensor) for each in flat):
         kind = type(returned).__name__
         raise UntraceableModel(
@@ -107,10 +129,7 @@ def _pruned(graph: Graph) -> Graph:
     renamed |= {value: graph.inputs + place for place, value in enumerate(order)}
     return replace(
         graph,
-        nodes=tuple(
-            replace(node, inputs=tuple(renamed[each] for each in node.inputs))
-            for node in (nodes[value - graph.inputs] for value in order)
-        ),
+        nodes=tuple(nodes[value - graph.inputs].renumbered(renamed) for value in order),
         outputs=tuple(renamed[value] for value in graph.outputs),
     )
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Inputs, called_with, running
-from bayeszip.fitting.evaluation import class_dim
+from bayeszip.fitting.batches import Inputs, called_with, rows_of, running
+from bayeszip.fitting.outputs import class_dim
 
 __all__ = ["Block", "Curvature", "curvatures"]
 
@@ -216,7 +216,7 @@ def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) 
                 if loss is not None and loss.requires_grad:
                     loss.backward()
             network.zero_grad(set_to_none=True)
-            count = len(inputs if isinstance(inputs, Tensor) else inputs[0])
+            count = rows_of(inputs)
             seen += count
             for watch in watches:
                 watch.examples += count

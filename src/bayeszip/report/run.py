@@ -87,6 +87,6 @@ def _epoch(held: dict[str, Any]) -> EpochStats:
     for field in dataclasses.fields(EpochStats):
         if field.name not in held and field.default is not dataclasses.MISSING:
             continue
-        missing = field.name in ("accuracy", "bytes") and held[field.name] is None
+        missing = field.name in ("accuracy", "bytes", "loss", "metric") and held[field.name] is None
         figures[field.name] = None if missing else kinds.get(field.name, _finite)(held[field.name])
     return EpochStats(**figures)

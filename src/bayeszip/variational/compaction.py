@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.variational.distributions import log_alpha
+from bayeszip.variational.kinds import is_read_elsewhere
 from bayeszip.variational.layers import Live, VariationalLayer
 
 __all__ = ["compact", "expand"]
@@ -77,8 +78,9 @@ def expand(module: nn.Module) -> None:
 
 
 def _compactable_layers(module: nn.Module) -> Iterator[VariationalLayer]:
-    """Layers with rows and columns to leave out, and no tensor that another layer holds too."""
-    layers = [layer for layer in module.modules() if isinstance(layer, VariationalLayer)]
+    """Layers with rows and columns to leave out, and no tensor that another layer holds too, or reads."""
+    read = {id(child) for parent in module.modules() if is_read_elsewhere(parent) for child in parent.children()}
+    layers = [each for each in module.modules() if isinstance(each, VariationalLayer) and id(each) not in read]
     holders: dict[int, int] = {}
     for owner in module.modules():
         for parameter in owner.parameters(recurse=False):

@@ -3,8 +3,9 @@
 cost = Σᵢ KL(N(θᵢ, σᵢ²) ‖ 1/|w|)        eq. 4, sign corrected
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -52,16 +53,32 @@ class Divergence(Term):
         return (settings.tau1 * ramp(done, settings.tau1_ramp),)
 
     def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
-        return (kl_sum(weights, tau),)
+        return (_added([kl_sum(alike, scale) for scale, alike in _by_strength(weights, tau)]),)
 
     def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
-        parameters = [*(weight.theta for weight in weights), *(weight.log_sigma2 for weight in weights)]
-        value, gradients = _with_gradients(parameters, tau)
-        add_to_gradients(parameters, gradients)
-        return (value,)
+        values = []
+        for scale, alike in _by_strength(weights, tau):
+            parameters = [*(weight.theta for weight in alike), *(weight.log_sigma2 for weight in alike)]
+            value, gradients = _with_gradients(parameters, scale)
+            add_to_gradients(parameters, gradients)
+            values.append(value)
+        return (_added(values),)
 
     def keeps(self, weight: VariationalWeight) -> Tensor:
         return is_kept(weight)
+
+
+def _by_strength(
+    weights: Sequence[VariationalWeight], tau: float | Tensor
+) -> Iterator[tuple[float | Tensor, list[VariationalWeight]]]:
+    """The weights that have a strength in common, with τ₁ times that."""
+    for strength in dict.fromkeys(weight.strength for weight in weights):
+        scale = tau if strength == 1 else tau * strength
+        yield scale, [weight for weight in weights if weight.strength == strength]
+
+
+def _added(values: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, values)
 
 
 def is_kept(weight: VariationalWeight) -> Tensor:

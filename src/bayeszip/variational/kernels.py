@@ -10,13 +10,25 @@ from numba import njit
 
 from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["fill_normal", "kl_with_slopes", "philox", "read_grid", "tabulate_mixture"]
+__all__ = [
+    "add_ratios",
+    "fill_normal",
+    "kl_with_slopes",
+    "philox",
+    "rate_with_slopes",
+    "ratio_slopes",
+    "read_grid",
+    "tabulate_mixture",
+]
 
 _f, _i, _u, _u64 = np.float32, np.int32, np.uint32, np.uint64
 _K1, _K2, _K3, _BOUND, _FLOOR = _f(K1), _f(K2), _f(K3), _f(LOG_ALPHA_BOUND), _f(THETA2_FLOOR)
 _LN2 = _f(np.log(2))
 #: exp of less than this is no normal float32.
 _EXP_LOW = _f(-87)
+
+#: log σ² is held within ± this where 1/σ² is wanted, and θ²/σ² below the other.
+_VARIANCE_BOUND, _MOST_SIGNAL = _f(40), _f(1e18)
 
 #: Sums are float32 within a block and float64 across blocks.
 _BLOCK = 4096
@@ -85,6 +97,96 @@ def kl_with_slopes(
         block = slice(start, start + _BLOCK)
         total += float(_kl_block(theta[block], log_sigma2[block], scale, by_theta[block], by_log_sigma2[block]))
     return total
+
+
+@njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
+def _rate_block(
+    theta: np.ndarray,
+    log_sigma2: np.ndarray,
+    extra: np.ndarray,
+    scale: np.float32,
+    by_theta: np.ndarray,
+    by_log_sigma2: np.ndarray,
+) -> np.float32:
+    total = _f(0)
+    for i in range(theta.size):
+        theta2 = theta[i] * theta[i] + _FLOOR
+        log_alpha = min(max(log_sigma2[i] - _log(theta2), -_BOUND), _BOUND)
+        alpha = _exp(log_alpha)
+        kept = _f(1) / (_f(1) + alpha)
+        total += kept * extra[i]
+        # p (1 − p) in an order in which nothing overflows.
+        slope = -scale * extra[i] * kept * (kept * alpha)
+        by_log_sigma2[i] = slope
+        by_theta[i] = _f(-2) * slope * theta[i] / theta2
+    return total
+
+
+@njit(nogil=True, cache=True)
+def rate_with_slopes(
+    theta: np.ndarray,
+    log_sigma2: np.ndarray,
+    extra: np.ndarray,
+    scale: np.float32,
+    by_theta: np.ndarray,
+    by_log_sigma2: np.ndarray,
+) -> float:
+    """Σ p · extra over flat float32 arrays, p = 1/(1 + α); `scale` × its gradients go into the last two."""
+    total = 0.0
+    for start in range(0, theta.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        total += float(
+            _rate_block(theta[block], log_sigma2[block], extra[block], scale, by_theta[block], by_log_sigma2[block])
+        )
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
+def _ratios_of_row(theta: np.ndarray, log_sigma2: np.ndarray, columns: np.ndarray) -> np.float32:
+    total = _f(0)
+    for i in range(theta.size):
+        variance = min(max(log_sigma2[i], -_VARIANCE_BOUND), _VARIANCE_BOUND)
+        ratio = min(theta[i] * theta[i] * _exp(-variance), _MOST_SIGNAL)
+        total += ratio
+        columns[i] += ratio
+    return total
+
+
+@njit(nogil=True, cache=True)
+def add_ratios(theta: np.ndarray, log_sigma2: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> None:
+    """θ²/σ² of a matrix, float32, added up for each row and for each column."""
+    for row in range(theta.shape[0]):
+        rows[row] += _ratios_of_row(theta[row], log_sigma2[row], columns)
+
+
+@njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")
+def _slopes_of_row(
+    theta: np.ndarray,
+    log_sigma2: np.ndarray,
+    by_row: np.float32,
+    by_column: np.ndarray,
+    by_theta: np.ndarray,
+    by_log_sigma2: np.ndarray,
+) -> None:
+    for i in range(theta.size):
+        variance = min(max(log_sigma2[i], -_VARIANCE_BOUND), _VARIANCE_BOUND)
+        slope = (by_row + by_column[i]) * theta[i] * _exp(-variance)
+        by_theta[i] = _f(2) * slope
+        by_log_sigma2[i] = -slope * theta[i]
+
+
+@njit(nogil=True, cache=True)
+def ratio_slopes(
+    theta: np.ndarray,
+    log_sigma2: np.ndarray,
+    by_row: np.ndarray,
+    by_column: np.ndarray,
+    by_theta: np.ndarray,
+    by_log_sigma2: np.ndarray,
+) -> None:
+    """From gradients in the sums of `add_ratios`, those in θ and log σ², which go into the last two."""
+    for row in range(theta.shape[0]):
+        _slopes_of_row(theta[row], log_sigma2[row], by_row[row], by_column, by_theta[row], by_log_sigma2[row])
 
 
 @njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")

@@ -7,12 +7,15 @@ layer that is linear in its weights, y = L(x; w) is Gaussian with
 
 so one noise value for each output suffices. In `eval()`, and with `noise` off, it is the stock layer at w = θ.
 
-log σ² lives in `weight_log_sigma2` and `bias_log_sigma2` (None: that tensor has no noise and no divergence). A state
-dict of the stock layer loads as it is; log σ² then keeps its value.
+log σ² of a parameter lives beside it, in `weight_log_sigma2` and `bias_log_sigma2` (None: that tensor has no noise and
+no divergence). A state dict of the stock layer loads as it is; log σ² then keeps its value.
+
+Layers that are not linear in their weights, or whose forward nobody here has read, sample the weights themselves: see
+`sampled`. `kinds` says which layer takes which form.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +33,6 @@ from bayeszip.variational.sampling import (
 )
 
 __all__ = [
-    "VARIATIONAL_OF_STOCK",
     "Live",
     "VariationalConv1d",
     "VariationalConv2d",
@@ -41,12 +43,11 @@ __all__ = [
     "VariationalEmbedding",
     "VariationalLayer",
     "VariationalLinear",
+    "VariationalTransposedLinear",
     "VariationalWeight",
     "on_triton",
     "variational_weights",
 ]
-
-ROLES = ("weight", "bias")
 
 
 class VariationalWeight(NamedTuple):
@@ -55,6 +56,8 @@ class VariationalWeight(NamedTuple):
     name: str
     theta: nn.Parameter
     log_sigma2: nn.Parameter
+    #: Factor on τ₁ for this tensor alone.
+    strength: float = 1.0
 
 
 class Live(NamedTuple):
@@ -68,6 +71,10 @@ class Live(NamedTuple):
 class VariationalLayer(nn.Module):
     """What all variational layers share. Abstract: subclasses say how they are `_linear` in their weights."""
 
+    #: The parameters that may have a posterior.
+    roles: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    #: The class that it was, and will be again.
+    stock: ClassVar[type[nn.Module]]
     weight: Any
     bias: Any
     weight_log_sigma2: nn.Parameter | None
@@ -78,25 +85,36 @@ class VariationalLayer(nn.Module):
     generator: torch.Generator | None = None
     #: Set while the layer computes only the rows and columns that are alive; see `compaction`.
     live: "Live | None"
+    #: Factors on τ₁, by role, that are not 1.
+    strengths: Mapping[str, float]
     #: The dimension of activations that a weight's rows and columns stand for; None: can't be compacted.
     _channel_dim: int | None = None
 
-    def start_posterior(self, log_sigma2: float, biases: bool) -> None:
-        """Add log σ², constant, to a layer that holds pretrained weights; a bias that is frozen stays as it is."""
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.stock = cls.__bases__[-1]
+
+    def start_posterior(self, log_sigma2: float, strengths: Mapping[str, float]) -> None:
+        """Add log σ², constant, to a layer that holds pretrained weights.
+
+        Args:
+            strengths: by the roles that get a posterior, their factors on τ₁.
+        """
         self.noise = True
         self.live = None
-        for role in ROLES:
-            theta = getattr(self, role, None)
+        self.strengths = {role: strength for role, strength in strengths.items() if strength != 1}
+        for role in self.roles:
+            theta = self._parameters.get(role)
             variance = None
-            if theta is not None and (role == "weight" or (biases and theta.requires_grad)):
+            if theta is not None and role in strengths:
                 variance = nn.Parameter(torch.full_like(theta, log_sigma2, dtype=torch.float32))
             self.register_parameter(f"{role}_log_sigma2", variance)
 
     def end_posterior(self) -> None:
         """Take away what `start_posterior` added."""
-        for role in ROLES:
+        for role in self.roles:
             del self._parameters[f"{role}_log_sigma2"]
-        del self.noise, self.live
+        del self.noise, self.live, self.strengths
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         raise NotImplementedError
@@ -141,7 +159,7 @@ class VariationalLayer(nn.Module):
         return None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for role in ROLES:
+        for role in self.roles:
             key = f"{role}_log_sigma2"
             if getattr(self, key) is not None:
                 state_dict.setdefault(prefix + key, getattr(self, key).detach())
@@ -169,6 +187,16 @@ class VariationalLinear(VariationalLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
+
+
+class VariationalTransposedLinear(VariationalLayer):
+    """x W + b with Gaussian weights, W being inputs × outputs: what Hugging Face calls `Conv1D`. Mixed into it."""
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
+        return F.linear(input, weight.t(), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._compute(x)
 
 
 class _VariationalConv(VariationalLayer):
@@ -282,18 +310,6 @@ class VariationalEmbedding(VariationalLayer, nn.Embedding):
         return mean + sample.to(mean.dtype)
 
 
-VARIATIONAL_OF_STOCK: dict[type[nn.Module], type[VariationalLayer]] = {
-    nn.Linear: VariationalLinear,
-    nn.Conv1d: VariationalConv1d,
-    nn.Conv2d: VariationalConv2d,
-    nn.Conv3d: VariationalConv3d,
-    nn.ConvTranspose1d: VariationalConvTranspose1d,
-    nn.ConvTranspose2d: VariationalConvTranspose2d,
-    nn.ConvTranspose3d: VariationalConvTranspose3d,
-    nn.Embedding: VariationalEmbedding,
-}
-
-
 def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
     """Whether the fused kernels take these: on a GPU, in float32, with nothing that would have them otherwise."""
     exact = input.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
@@ -320,8 +336,11 @@ def variational_weights(module: nn.Module) -> Iterator[VariationalWeight]:
     for path, layer in module.named_modules():
         if not isinstance(layer, VariationalLayer):
             continue
-        for role in ROLES:
-            log_sigma2 = getattr(layer, f"{role}_log_sigma2")
+        for role in layer.roles:
+            log_sigma2 = layer._parameters[f"{role}_log_sigma2"]
             if log_sigma2 is not None and id(log_sigma2) not in seen:
                 seen.add(id(log_sigma2))
-                yield VariationalWeight(f"{path}.{role}" if path else role, getattr(layer, role), log_sigma2)
+                theta, strength = layer._parameters[role], layer.strengths.get(role, 1.0)
+                if theta is None:  # never: it has a variance
+                    raise TypeError(role)
+                yield VariationalWeight(f"{path}.{role}" if path else role, theta, log_sigma2, strength)

@@ -20,15 +20,13 @@ from bayeszip.schedules import geometric, ramp
 from bayeszip.settings import at_least, between, check, choice, positive, setting
 from bayeszip.variational.distributions import log_gamma_density, log_joint
 from bayeszip.variational.divergence import survivors
+from bayeszip.variational.kinds import is_norm
 from bayeszip.variational.layers import VariationalWeight, variational_weights
 from bayeszip.variational.mixture_sum import CHUNK, Components, Method, grid_for, log_mixture_sum, with_gradients
 from bayeszip.variational.passes import add_to_gradients
 from bayeszip.variational.terms import Term
 
 __all__ = ["GaussianMixture", "MixturePrior", "MixtureSettings", "MixtureStart"]
-
-#: Behind or before these the scale of a layer's weights is free, so that layers come to differ in it.
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 #: Units are held to what half precision holds well.
 _SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-14, 2.0**15
@@ -65,9 +63,7 @@ class MixtureStart:
 
     def by_layer(self, network: nn.Module) -> bool:
         """Whether the layers of a network have units of their own."""
-        return self.units == "layer" or (
-            self.units == "auto" and any(isinstance(module, _NORMS) for module in network.modules())
-        )
+        return self.units == "layer" or (self.units == "auto" and any(map(is_norm, network.modules())))
 
 
 @dataclass(frozen=True)

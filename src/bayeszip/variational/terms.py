@@ -9,7 +9,7 @@ docs/extending.md walks through a new one.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -79,6 +79,20 @@ class Term(nn.Module):
 
     def begin(self, settings: Any, weights: Sequence[VariationalWeight]) -> None:
         """What happens once, before the first step of a phase."""
+
+    def renew(
+        self,
+        settings: Any,
+        epoch: int,
+        weights: Sequence[VariationalWeight],
+        keeps: Callable[[VariationalWeight], Tensor],
+    ) -> None:
+        """What happens before each epoch of a phase, the first included.
+
+        Args:
+            epoch: how many of the phase are over.
+            keeps: which weights of a tensor no term in force holds for dead.
+        """
 
     def turn(self, *dials: float | Tensor) -> None:
         """Take up what is scheduled besides τ, before each step."""

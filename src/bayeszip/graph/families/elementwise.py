@@ -56,7 +56,7 @@ class Elementwise(Rule):
 
     def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         """On one element of each: types and numbers are all that can be wrong."""
-        shape = torch.broadcast_shapes(*(each.shape for each in x))
+        shape = np.broadcast_shapes(*(each.shape for each in x))  # that of torch imports sympy
         own = [None if each is None else _one(each.dtype) for each in tensors]
         try:
             result = self.compute([_one(each.dtype) for each in x], own, a)

@@ -580,7 +580,8 @@ def _lower_filled(number: float | None) -> Lower:
 
     def lower(lowering: Lowering, call: Call) -> int:
         value = number if number is not None else float(call["fill_value"])
-        sample = torch.full([1 if size < 0 else size for size in call.shape], value, dtype=call.node.meta["val"].dtype)
+        sizes = [1 if size < 0 or lowering.spelled else size for size in call.shape]
+        sample = torch.full(sizes, value, dtype=call.node.meta["val"].dtype)
         constant = lowering.constant(sample, call.node)
         return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
 
@@ -698,9 +699,9 @@ ATEN: dict[str, Lower] = {
         _lower_reshape,
     ),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _lower_expand),
-    **dict.fromkeys(("new_zeros", "zeros_like"), _lower_filled(0.0)),
-    **dict.fromkeys(("new_ones", "ones_like"), _lower_filled(1.0)),
-    **dict.fromkeys(("new_full", "full_like"), _lower_filled(None)),
+    **dict.fromkeys(("new_zeros", "zeros_like", "zeros"), _lower_filled(0.0)),
+    **dict.fromkeys(("new_ones", "ones_like", "ones"), _lower_filled(1.0)),
+    **dict.fromkeys(("new_full", "full_like", "full"), _lower_filled(None)),
     **dict.fromkeys(
         ("permute", "transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "moveaxis"), _lower_permute
     ),

@@ -12,7 +12,7 @@ from bayeszip.graph.families.base import UNKNOWN, Atoms, Attributes, Held, Rule,
 from bayeszip.graph.lowering import Call, Lower, Lowering
 from bayeszip.tensors import Node
 
-__all__ = ["ATEN", "OPERATORS"]
+__all__ = ["ATEN", "OPERATORS", "counted"]
 
 
 class Stored(Rule):
@@ -88,7 +88,40 @@ class Embedding(Rule):
         return same.reshape((1,) * (rank - 1) + (-1,))
 
 
-OPERATORS: dict[str, Rule] = {"parameter": Stored(), "buffer": Stored(), "embedding": Embedding()}
+class Arange(Rule):
+    """The whole numbers from 0 on; the input only tells where to compute."""
+
+    def check_tensors(self, node: Node, tensors: Sequence[Shape | None]) -> None:
+        if counted(node)[1] < 0:
+            raise ModelError(f"arange: there are no {node.attributes['size']} numbers")
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        return (counted(node)[1] + 1,)
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return torch.arange(a["size"], device=x[0].device)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        atoms.pin(*site.output.coordinates)
+
+    def constants(self, site: Site) -> np.ndarray:
+        return np.arange(site.output.shape[0], dtype=np.float64)
+
+
+def counted(node: Node) -> tuple[int, int]:
+    """The first and the last number of an `arange`."""
+    size = node.attributes["size"]
+    if not isinstance(size, int):
+        raise ModelError(f"arange: {size!r} is not a size")
+    return 0, size - 1
+
+
+OPERATORS: dict[str, Rule] = {
+    "parameter": Stored(),
+    "buffer": Stored(),
+    "embedding": Embedding(),
+    "arange": Arange(),
+}
 
 
 # ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,6 +132,15 @@ def _lower_embedding(lowering: Lowering, call: Call) -> int:
     return lowering.emit("embedding", [lowering.value(call["indices"])], [weight], padding_idx=padding)
 
 
+def _lower_arange(lowering: Lowering, call: Call) -> int:
+    if call.get("start") or (call.get("step") or 1) != 1:
+        raise call.unsupported("that doesn't count from 0 by 1")
+    value = lowering.emit("arange", [lowering.reference()], size=call.shape[0])
+    dtype = str(call.node.meta["val"].dtype).removeprefix("torch.")
+    return value if dtype == "int64" else lowering.emit("cast", [value], dtype=dtype)
+
+
 ATEN: dict[str, Lower] = {
     "embedding": _lower_embedding,
+    "arange": _lower_arange,
 }

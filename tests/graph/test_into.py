@@ -1,0 +1,110 @@
+"""Into the user's own class where it can't follow in its sizes: zeros come back in place of what died."""
+
+import layered
+import pytest
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip.errors import ModelError
+
+TOKENS = torch.randint(layered.TOKENS, (3, layered.LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def without_heads(net):
+    """Two of the heads, and some hidden units, are dead."""
+    for name, weight in net.named_parameters():
+        if "in_proj" in name or "qkv" in name:
+            for part in weight.chunk(3):
+                part[8:] = 0
+        if name.endswith(("out_proj.weight", ".out.weight")):
+            weight[:, 8:] = 0
+        if "linear1" in name or ".up." in name:
+            weight[3:9] = 0
+    return net.eval()
+
+
+class Separate(nn.Module):
+    """Queries, keys and values by layers of their own, as most of Hugging Face's networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(layered.TOKENS, 12)
+        self.parts = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        q, k, v = (part(x).view(*x.shape[:2], 4, 3).transpose(1, 2) for part in self.parts)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+def separate():
+    net = Separate()
+    with torch.no_grad():
+        for part in net.parts:
+            part.weight[:3], part.bias[:3], part.weight[9:], part.bias[9:] = 0, 0, 0, 0
+        net.out.weight[:, :3], net.out.weight[:, 9:] = 0, 0
+    return net.eval()
+
+
+class Uneven(nn.Module):
+    """A recurrent module has one number of units for all its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = (
+            nn.Embedding(layered.TOKENS, 6),
+            nn.LSTM(6, 8, 2, batch_first=True),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(self.embed(tokens))[0][:, -1])
+
+
+def uneven():
+    net = Uneven()
+    with torch.no_grad():
+        for name, weight in net.rnn.named_parameters():
+            if name.endswith("_l0"):
+                for gate in weight.chunk(4):
+                    gate[2:5] = 0
+    net.rnn.weight_ih_l1.data[:, 2:5] = 0
+    return net.eval()
+
+
+CASES = {
+    "encoder": (lambda: without_heads(layered.Encoder()), layered.Encoder, "in_proj_weight"),
+    "packed by hand": (lambda: without_heads(layered.GPTNet()), layered.GPTNet, "qkv.weight"),
+    "separate": (separate, Separate, "parts.0.weight"),
+    "uneven LSTM": (uneven, Uneven, "weight_ih_l0"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zeros_come_back_where_the_class_counts_on_its_sizes(name, tmp_path):
+    torch.manual_seed(0)
+    build, kind, shrunk = CASES[name]
+    net = build()
+    result = bayeszip.pack(net, example_inputs=(TOKENS,))
+    small = {key: tensor.shape for key, tensor in result.compressed.tensors.items() if key.endswith(shrunk)}
+    assert any(tuple(shape) != tuple(net.get_parameter(key).shape) for key, shape in small.items())
+    result.save(tmp_path / "net.bayz")
+    loaded = bayeszip.load(tmp_path / "net.bayz", into=kind()).eval()
+    torch.testing.assert_close(loaded(TOKENS), result.model(TOKENS), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(loaded(TOKENS), net(TOKENS), atol=0.1, rtol=0.1)
+    assert {key: p.shape for key, p in loaded.named_parameters()} == {key: p.shape for key, p in net.named_parameters()}
+
+
+def test_a_class_that_computes_something_else_is_refused_as_before(tmp_path):
+    class Other(layered.GPTNet):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens) + 1
+
+    torch.manual_seed(0)
+    bayeszip.pack(without_heads(layered.GPTNet()), example_inputs=(TOKENS,)).save(tmp_path / "net.bayz")
+    with pytest.raises(ModelError, match="load without into="):
+        bayeszip.load(tmp_path / "net.bayz", into=Other())

@@ -1,0 +1,100 @@
+"""ONNX files: as small as the shared values allow, at all sizes, under the names one gives; onnxruntime agrees."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayeszip.errors import ModelError
+from bayeszip.graph import from_state, to_module, trace
+from bayeszip.graph.onnx import to_onnx
+from bayeszip.graph.onnx_tables import _gaps
+from bayeszip.tensors import CompressedModel, LogGrid, QuantizedTensor
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+runtime = pytest.importorskip("onnxruntime")
+
+
+def shared(
+    shape: tuple[int, ...], values: int, density: float, scale: QuantizedTensor | None = None
+) -> QuantizedTensor:
+    dice = np.random.default_rng(values)
+    symbols = dice.integers(1, values, shape) * (dice.random(shape) < density)
+    codebook = np.concatenate([[0], dice.normal(size=values - 1)]).astype(np.float32)
+    return QuantizedTensor(symbols, codebook, scale=scale)
+
+
+def model_of(module: nn.Module, inputs: torch.Tensor, quantized: dict[str, QuantizedTensor]) -> CompressedModel:
+    graph = trace(module.eval(), inputs)
+    return CompressedModel(from_state(module, quantized, graph), graph)
+
+
+def runs(blob: bytes, x: np.ndarray) -> np.ndarray:
+    session = runtime.InferenceSession(blob, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x})[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "density", "most"),
+    [(14, 1.0, 0.16), (100, 1.0, 0.3), (14, 0.02, 0.04), (100, 0.02, 0.05)],
+    ids=["4 bits", "8 bits", "sparse, 4 bits", "sparse, 8 bits"],
+)
+def test_weights_are_indices_into_a_table(values, density, most):
+    weight = shared((120, 600), values, density)
+    model = model_of(nn.Sequential(nn.Linear(600, 120)), torch.randn(2, 600), {"0.weight": weight})
+    blob, plain = to_onnx(model), to_onnx(model, plain=True)
+    onnx.checker.check_model(onnx.load_from_string(blob))
+    assert len(blob) < most * weight.size * 4 < len(plain)
+    x = torch.randn(3, 600)
+    assert np.allclose(runs(blob, x.numpy()), to_module(model)(x).detach().numpy(), atol=1e-4)
+    assert np.array_equal(runs(blob, x.numpy()), runs(plain, x.numpy()))
+
+
+def test_scales_multiply_what_is_gathered():
+    grid = LogGrid(0.0078125, 1.1875, 32, signed=False)
+    scale = QuantizedTensor.on_grid(np.arange(64) % 31 + 1, grid)
+    module = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU())
+    model = model_of(module, torch.randn(2, 32, 8, 8), {"0.weight": shared((64, 32, 3, 3), 9, 0.4, scale)})
+    blob, plain = to_onnx(model), to_onnx(model, plain=True)
+    assert "Mul" in {node.op_type for node in onnx.load_from_string(blob).graph.node}
+    assert len(blob) < len(plain) / 4
+    x = np.random.default_rng(0).normal(size=(2, 32, 8, 8)).astype(np.float32)
+    assert np.array_equal(runs(blob, x), runs(plain, x))
+
+
+def test_a_runtime_gathers_them_when_it_loads_the_file(tmp_path):
+    weight = shared((120, 600), 14, 0.02)
+    model = model_of(nn.Sequential(nn.Linear(600, 120)), torch.randn(2, 600), {"0.weight": weight})
+    options = runtime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "loaded.onnx"), 3
+    runtime.InferenceSession(to_onnx(model), options, providers=["CPUExecutionProvider"])
+    assert {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node} <= {"Gemm", "FusedGemm"}
+
+
+def test_free_sizes_stay_free_under_the_names_one_gives():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, stride=2))
+    model = model_of(module, torch.randn(2, 3, 16, 16), {})
+    blob = to_onnx(model, input_names=["image"], output_names=["map"])
+    graph = onnx.load_from_string(blob).graph
+    shape = [dim.dim_param or dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
+    assert (graph.input[0].name, shape) == ("image", ["batch", 3, "image_2", "image_3"])
+    assert graph.output[0].name == "map"
+    x = torch.randn(5, 3, 33, 20)
+    assert np.allclose(runs(blob, x.numpy()), module(x).detach().numpy(), atol=1e-5)
+
+
+def test_names_must_be_as_many_as_there_are():
+    model = model_of(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3), {})
+    with pytest.raises(ModelError, match="has 1 inputs; 2 different names"):
+        to_onnx(model, input_names=["a", "b"])
+
+
+def test_long_gaps_are_filled_with_zeros():
+    indices = np.zeros(2000, dtype=np.int64)
+    indices[[0, 255, 256, 1021, 1999]] = [3, 1, 2, 1, 5]
+    steps, entries = _gaps(indices)
+    scattered = np.zeros_like(indices)
+    scattered[np.cumsum(steps.astype(int))] = entries
+    assert np.array_equal(scattered, indices)
+    assert _gaps(np.zeros(4, dtype=np.int64)) is None

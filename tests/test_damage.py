@@ -1,0 +1,202 @@
+"""Damage is said: every warning, provoked by a network that deserves it, in report, record and log."""
+
+import json
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+import bayeszip
+from bayeszip import damage
+from bayeszip.cli import app
+from bayeszip.fitting import Phase, ResidentBatches, Watcher
+from bayeszip.fitting.evaluation import Figures, Metric
+from bayeszip.recipe import recipe
+from bayeszip.record import run_record
+
+SHORT = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
+
+
+def clouds(seed=0, n=256):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 3
+    inputs = torch.randn(n, 12, generator=generator)
+    inputs[:, :4] += 3 * F.one_hot(labels, 4).float()
+    return ResidentBatches(inputs, labels, 64, shuffle=True, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(20):
+        for inputs, labels in clouds():
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs), labels).backward()
+            optimizer.step()
+    return network
+
+
+def compress(network, *settings, val=True, **options):
+    return bayeszip.compress(
+        network,
+        clouds(),
+        val_loader=clouds(1) if val else None,
+        recipe=SHORT.override(*settings),
+        device="cpu",
+        watcher=Watcher(),
+        **options,
+    )
+
+
+#: Takes every weight for noise.
+RUIN = ("start_log_sigma2=10", "all.rate_log_sigma2=0.001", "all.rate_theta=0")
+
+
+def said(result, part):
+    return any(part in warning for warning in result.warnings)
+
+
+def test_a_sound_network_is_compressed_without_a_word(trained):
+    result = compress(trained, "epochs_scale=0.3", "all.tau1=0.05")
+    assert result.warnings == ()
+    assert "warning" not in result.report()
+
+
+def test_weights_that_were_forgotten():
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.zeros_(network[2].weight)
+    result = compress(network, "all.rate_theta=0")
+    assert said(result, "at chance before it was compressed")
+    assert said(result, "were its weights forgotten (--weights")
+
+
+def test_a_network_that_was_destroyed_says_so_everywhere(trained, caplog):
+    with caplog.at_level(logging.WARNING, logger="bayeszip"):
+        result = compress(trained, *RUIN)
+    assert result.accuracy < 0.5 < result.fit.before.accuracy
+    assert said(result, "the compressed network is at chance")
+    assert said(result, "no longer depend on its inputs")
+    assert said(result, "0.weight, 2.weight died: not one weight is left in them")
+    for warning in result.warnings:
+        assert warning in caplog.text
+        assert warning in run_record(result, {})["warnings"]
+    last = result.report().strip().splitlines()[-1]
+    assert last == f"warning: {result.warnings[-1]}"
+
+
+def test_an_accuracy_that_fell(trained):
+    # Two shared values are too few for it.
+    result = compress(trained, "quantization.assignment=fit", "quantization.components=1", "closing.epochs=0")
+    assert result.fit.before.accuracy - result.accuracy > 0.01
+    assert said(result, "the validation accuracy fell by") or said(result, "at chance")
+
+
+def test_a_loss_that_rose():
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 8)
+    targets = inputs @ torch.randn(8, 2)
+    network = nn.Linear(8, 2)
+    with torch.no_grad():
+        network.weight.copy_(torch.linalg.lstsq(inputs, targets).solution.T)
+        network.bias.fill_(0.01)
+    batches = ResidentBatches(inputs, targets + 0.1 * torch.randn(256, 2), 64)
+    ruin = SHORT.override("all.rate_theta=3", "all.distillation=0", "closing.epochs=0")
+    result = bayeszip.compress(
+        network, batches, val_loader=batches, recipe=ruin, device="cpu", watcher=Watcher(), loss="mse"
+    )
+    assert result.accuracy is None
+    assert result.figures.loss > 2 * result.fit.before.loss
+    assert said(result, "the validation loss rose from")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_metric_that_got_worse(trained, higher):
+    def share_of_first(outputs, labels):
+        right = (outputs.argmax(1) == labels).float().mean()
+        return right if higher else 1.01 - right
+
+    share_of_first.higher_is_better = higher
+    result = compress(trained, *RUIN, metric=share_of_first)
+    assert result.fit.metric == Metric(share_of_first, higher, "share_of_first")
+    assert said(result, "the validation share_of_first went from")
+    assert "validation share_of_first" in result.report()
+
+
+def test_a_training_that_is_too_short(trained):
+    result = compress(trained, "all.rate_theta=1e-5", "all.rate_log_sigma2=1e-4")
+    assert said(result, "the training was too short for the prior")
+    assert not said(compress(trained, "all.rate_log_sigma2=1"), "too short")
+
+
+def test_how_far_a_training_gets():
+    phase = Phase(name="vd", epochs=1, tau1=1.0, rate_log_sigma2=0.01, rate_theta=0.001, schedule="linear")
+    assert damage.reach_of([(phase, 500)], means=False) == pytest.approx(0.01 * 250 / damage.REACH)
+    assert damage.reach_of([(phase, 500)]) == pytest.approx(0.001 * 250 / damage.REACH_OF_MEANS)
+    assert damage.reach_of([(Phase(name="sws", noise=False, tau2=1.0), 500)]) is None
+
+
+class Scaled(nn.Module):
+    """A layer that is not known."""
+
+    def __init__(self):
+        super().__init__()
+        self.factors = nn.Parameter(torch.randn(12))
+
+    def forward(self, inputs):
+        return inputs * self.factors
+
+
+def test_a_layer_that_was_left_raw_with_its_bytes(trained):
+    result = compress(nn.Sequential(Scaled(), *trained))
+    warning = next(warning for warning in result.warnings if "left raw" in warning)
+    raw = next(tensor for tensor in result.description.tensors if "factors" in tensor.name)
+    assert warning.startswith("0 could not be compressed and was left raw: ")
+    assert f"{raw.bytes:,} B of the file's {result.bytes:,} B" in warning
+
+
+def test_chance_is_the_most_frequent_class_within_its_noise():
+    assert damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=100))
+    assert not damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=10_000))
+    assert not damage._is_chance(Figures(accuracy=1.0, chance=1.0, targets=100))
+    assert not damage._is_chance(Figures(loss=1.0))
+
+
+def test_without_validation_data_nothing_is_claimed(trained):
+    result = compress(trained, *RUIN, val=False)
+    assert not said(result, "chance")
+    assert said(result, "died")
+
+
+TOYS = """
+import torch
+from torch import nn
+
+def net():
+    network = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(network[2].weight)
+    return network
+
+def loaders():
+    x, y = torch.randn(128, 12, generator=torch.Generator().manual_seed(0)), torch.arange(128) % 3
+    batches = list(zip(x.split(32), y.split(32)))
+    return batches, batches
+"""
+
+
+def test_the_command_line_ends_with_what_is_wrong(tmp_path, monkeypatch):
+    (tmp_path / "toys.py").write_text(TOYS)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compress", "toys:net", "--data", "toys:loaders", "--recipe", "quick", "--set", "epochs_scale=0.02"]
+    done = CliRunner().invoke(app, [*arguments, "-o", "net.bayz", "--run", "run", "--json", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout.strip().splitlines()[-1])
+    kept = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert printed["warnings"] == kept["warnings"]
+    assert any("at chance before" in warning for warning in kept["warnings"])
+    assert kept["validation_loss_before"] > 0
+    assert "warning: the network was at chance before" in (tmp_path / "run" / "report.txt").read_text()

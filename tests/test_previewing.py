@@ -1,0 +1,73 @@
+"""What a compression says that it will do, and whether it does."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayeszip
+from bayeszip.errors import ModelError
+from bayeszip.fitting import ResidentBatches, Watcher
+from bayeszip.recipe import recipe
+
+INPUTS = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(96) % 3
+FEW = recipe("quick").override("all.epochs=3", "closing.epochs=1", "l2.epochs=2")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 20), nn.LayerNorm(20), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3))
+    net[4].requires_grad_(False)
+    return net
+
+
+def batches(size=16):
+    return ResidentBatches(INPUTS, LABELS, size)
+
+
+def test_it_says_what_compress_then_does():
+    net = network()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    chosen = {"exclude": ["2.bias"], "strengths": {"0": 2.0}}
+    seen = bayeszip.preview(net, batches(), recipe=FEW, device="cpu", **chosen)
+    result = bayeszip.compress(net, batches(), recipe=FEW, device="cpu", watcher=Watcher(), **chosen)
+    assert seen.conversion == result.fit.conversion
+    assert seen.tensors == {"0.weight": (160, 2.0), "0.bias": (20, 2.0), "2.weight": (400, 1.0)}
+    assert seen.parameters == result.compressed.original_parameters
+    assert 0 < seen.floor <= result.bytes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_the_time_grows_with_the_training():
+    short = bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds
+    long = bayeszip.preview(network(), batches(), recipe=FEW.override("epochs_scale=100"), device="cpu").seconds
+    assert 0 < 10 * short < long
+
+
+def test_data_of_fewer_steps_than_are_timed_and_loaders_without_a_length():
+    options = {"recipe": FEW, "device": "cpu", "pretrain": True}
+    assert bayeszip.preview(network(), [(INPUTS, LABELS)], val_loader=[(INPUTS, LABELS)], **options).seconds > 0
+
+    class Stream:
+        n_examples = 96
+
+        def __iter__(self):
+            return iter([(INPUTS[:48], LABELS[:48]), (INPUTS[48:], LABELS[48:])])
+
+    assert bayeszip.preview(network(), Stream(), **options).seconds > 0
+
+
+def test_the_report_names_what_is_not_pruned_and_why():
+    report = bayeszip.preview(network(), batches(), recipe=FEW, device="cpu", exclude=["0"]).report()
+    lines = [" ".join(line.split()) for line in report.splitlines()]
+    assert lines[0] == "parameters 703, of them 420 to be pruned and shared"
+    assert "pruned 2.weight: 400" in lines
+    assert "not pruned 0 (Linear, excluded): trained, then folded, rounded or clustered" in lines
+    assert "not pruned 4 (Linear, frozen): stays as it is" in lines
+    assert any(line.startswith("no file is below") for line in lines)
+    assert any(line.startswith("time at most") and line.endswith("on cpu") for line in lines)
+
+
+def test_mistakes_are_told_as_compress_tells_them():
+    with pytest.raises(ModelError, match="no parameter or module is called 'encoder'"):
+        bayeszip.preview(network(), batches(), recipe=FEW, exclude=["encoder"])

@@ -1,0 +1,296 @@
+"""Tasks of all kinds at the doors: losses, metrics and batches by name, and options that contradict each other."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+import bayeszip
+from bayeszip.cli import app
+from bayeszip.errors import DataError, RecipeError, TargetError
+from bayeszip.fitting import Watcher
+from bayeszip.fitting.evaluation import Figures, Judge, Metric
+from bayeszip.fitting.likelihood import Likelihood
+from bayeszip.loaders import named_loss, named_metric
+from bayeszip.recipe import recipe
+
+SHORT = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
+
+
+def compress(network, batches, **options):
+    return bayeszip.compress(network, batches, recipe=SHORT, device="cpu", watcher=Watcher(), **options)
+
+
+def clouds(n=128, seed=0):
+    labels = torch.arange(n) % 3
+    inputs = torch.randn(n, 12, generator=torch.Generator().manual_seed(seed))
+    inputs[:, :4] += 3 * F.one_hot(labels, 4).float()
+    return inputs, labels
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class TwoByName(nn.Module):
+    """Takes its inputs by name, and says what it predicts by name, as networks of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, first, second, labels=None):
+        hidden = torch.relu(self.left(first) + self.right(second))
+        return {"logits": self.head(hidden), "hidden": hidden}
+
+
+def by_name(n=128, seed=0):
+    inputs, labels = clouds(n, seed)
+    return [
+        {"second": rows[:, 6:], "labels": told, "first": rows[:, :6]}
+        for rows, told in zip(inputs.split(32), labels.split(32), strict=True)
+    ]
+
+
+def test_batches_and_outputs_by_name():
+    torch.manual_seed(0)
+    result = compress(TwoByName(), by_name(), val_loader=by_name(seed=1), pretrain=True)
+    assert result.without_graph is None
+    batch = by_name()[0]
+    logits, hidden = result.model(batch["first"], batch["second"])
+    assert logits.shape == (32, 3)
+    assert (hidden >= 0).all()
+    assert result.figures.accuracy > 0.4
+    assert result.figures.loss > 0
+
+
+def test_inputs_that_have_no_order_are_named():
+    class Gap(TwoByName):
+        def forward(self, first, mask=None, second=None):
+            return super().forward(first, second)
+
+    with pytest.raises(DataError, match=r"can't be put in the order of Gap.forward: mask comes before second"):
+        compress(Gap(), by_name())
+    with pytest.raises(DataError, match="it has no argument third"):
+        compress(TwoByName(), [{"third": torch.ones(2, 6), "labels": torch.zeros(2, dtype=torch.int64)}])
+
+
+def test_a_batch_is_taken_for_example_inputs():
+    batches = list(zip(*(part.split(32) for part in clouds()), strict=True))
+    assert compress(mlp(), batches, example_inputs=batches[0]).without_graph is None
+    assert compress(TwoByName(), by_name(), example_inputs=by_name()[0]).without_graph is None
+
+
+def test_all_figures_are_measured_together():
+    inputs, labels = clouds()
+    network = mlp()
+
+    def first_right(outputs, targets):
+        return (outputs.argmax(1) == targets).double().mean()
+
+    found = Judge(Likelihood.of("cross-entropy"), Metric.of(first_right))(
+        network, [(inputs[:100], labels[:100]), (inputs[100:], labels[100:])]
+    )
+    outputs = network(inputs)
+    right = (outputs.argmax(1) == labels).double().mean().item()
+    assert found.accuracy == pytest.approx(right)
+    assert found.metric == pytest.approx(right)
+    assert found.loss == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-5)
+    assert found.chance == pytest.approx(43 / 128)
+    assert Figures.in_line(found.line()) == found
+    assert Figures.in_line(Figures(loss=2.0).line()) == Figures(loss=2.0)
+
+
+def test_switches_have_an_accuracy_and_ignored_targets_none():
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, inputs):
+            return self.factor * inputs
+
+    logits = torch.tensor([[2.0, -1.0], [-3.0, 4.0]])
+    wanted = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    assert Judge(Likelihood.of("bce"))(Same(), [(logits, wanted)]).accuracy == 0.75
+    assert Judge(Likelihood.of("cross-entropy"))(Same(), [(logits, torch.tensor([0, -100]))]).accuracy == 1.0
+
+
+def test_a_metric_that_collects():
+    class Collecting:
+        higher_is_better = False
+        seen = 0
+
+        def __call__(self, outputs, targets):
+            raise AssertionError("update is called instead")
+
+        def update(self, outputs, targets):
+            self.seen += len(targets)
+
+        def compute(self):
+            return torch.tensor(float(self.seen))
+
+        def reset(self):
+            self.seen = 0
+
+    metric = Metric.of(Collecting())
+    assert not metric.higher_is_better
+    judge = Judge(None, metric)
+    assert [judge(mlp(), [clouds()]).metric for _ in range(2)] == [128.0, 128.0]
+
+
+def test_a_metric_is_kept():
+    def right(outputs, targets):
+        return (outputs.argmax(1) == targets).float().mean()
+
+    batches = [clouds()]
+    result = compress(mlp(), batches, val_loader=batches, pretrain=True, metric=right, max_metric_drop=0.02)
+    assert result.figures.metric >= result.fit.before.metric - 0.02 - 1e-6
+    assert result.fit.target == "metric at most 0.02 worse"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_metric_drop": 1.0, "val_loader": [clouds()]}, RecipeError, "max_metric_drop is about a metric"),
+        ({"max_loss_increase": 0.1}, DataError, "max_loss_increase is measured on validation data"),
+        ({"metric": len}, RecipeError, "metric= is measured on validation data"),
+        ({"metric": 3}, RecipeError, "metric must be a function of outputs and targets, not int"),
+        ({"loss": "hinge"}, RecipeError, "no loss 'hinge'"),
+        ({"max_loss_increase": -0.1}, RecipeError, "max_loss_increase must be at least 0"),
+        ({"val_loader": TensorDataset(*clouds())}, DataError, "val_loader is a Dataset"),
+        ({"val_loader": 3}, DataError, "val_loader must give batches when it is iterated; a int does not"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other(options, error, message):
+    with pytest.raises(error, match=message):
+        compress(mlp(), [clouds()], **options)
+
+
+def test_pretraining_that_there_is_not():
+    bare = recipe("quick").override("l2.epochs=0")
+    with pytest.raises(RecipeError, match="quick has no pretraining"):
+        bayeszip.compress(mlp(), [clouds()], recipe=bare, pretrain=True, watcher=Watcher())
+
+
+def test_a_data_set_in_place_of_a_loader_is_named():
+    with pytest.raises(
+        DataError, match=r"train_loader is a Dataset \(TensorDataset\), .*wrap it: torch.utils.data.Dat"
+    ):
+        compress(mlp(), TensorDataset(*clouds()))
+    assert compress(mlp(), DataLoader(TensorDataset(*clouds()), 32)).bytes
+
+
+def test_the_size_that_is_shown_is_that_of_the_file():
+    # An LSTM has no variational form here; its weights stay in the file as they are.
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.tell = nn.LSTM(4, 16, batch_first=True), nn.Linear(16, 3)
+
+        def forward(self, inputs):
+            return self.tell(self.read(inputs)[0][:, -1])
+
+    inputs, labels = clouds()
+    result = compress(Reader(), [(inputs.view(128, 3, 4), labels)])
+    shown = [stats.bytes for stats in result.fit.history if stats.bytes]
+    assert 0.8 * result.bytes < shown[-1] < 1.25 * result.bytes
+
+
+# On the command line
+
+TOYS = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+def loaders():
+    x = torch.tanh(torch.randn(128, 8, generator=torch.Generator().manual_seed(0)))
+    batches = [(part, part) for part in x.split(32)]
+    return batches, batches
+
+def far(outputs, targets):
+    return (outputs - targets).abs().max()
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+"""
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    (tmp_path / "toys.py").write_text(TOYS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+COMPRESS = ("compress", "toys:net", "--data", "toys:loaders", "--recipe", "quick", "--set", "epochs_scale=0.02",
+            "--pretrain", "--device", "cpu", "-o", "net.bayz")  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["mse", "toys:loss"])
+def test_losses_and_metrics_on_the_command_line(toys, loss):
+    done = run(*COMPRESS, "--loss", loss, "--metric", "toys:far,lower", "--json")
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    assert figures["accuracy"] is None
+    assert 0 < figures["loss"] < 1
+    assert figures["far"] > 0
+    again = run("evaluate", "net.bayz", "--data", "toys:loaders", "--loss", loss, "--metric", "toys:far", "--json")
+    assert json.loads(again.stdout)["loss"] == pytest.approx(figures["loss"], rel=1e-4)
+    words = run("evaluate", "net.bayz", "--data", "toys:loaders", "--loss", loss, "--metric", "toys:far")
+    assert words.stdout.startswith(f"loss {figures['loss']:.4g}, far ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--loss", "hinge"), "there is no loss 'hinge'"),
+        (("--metric", "nothing"), "there is no metric 'nothing'"),
+        (("--metric", "toys:far,sideways"), "better when it is lower or higher, not 'sideways'"),
+        (("--max-metric-drop", "1"), "--max-metric-drop is about a metric; name it with --metric"),
+        (("--set", "tau1=2"), "write all.tau1=2"),
+    ],
+)
+def test_what_is_misused_is_said(toys, arguments, message):
+    done = run(*COMPRESS, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_losses_and_metrics_by_name():
+    assert named_loss("bce").kind == "switches"
+    assert not named_metric("mse").higher_is_better
+    assert named_metric("mse,higher").higher_is_better
+    assert named_metric("torch.nn.functional:l1_loss").higher_is_better
+
+
+def test_what_misses_a_target_is_written_beside_the_output(toys, monkeypatch):
+    import bayeszip.ending
+    import bayeszip.targets
+    from bayeszip import compressing
+
+    monkeypatch.setattr(bayeszip.targets, "FINER", (1,))
+    monkeypatch.setattr(bayeszip.ending, "FINER", (1,))
+    monkeypatch.setattr(compressing, "ATTEMPTS", 1)
+    changes = ("l2.epochs=1000", "l2.rate_theta=0.01", "all.rate_theta=3", "all.distillation=0", "closing.epochs=0")
+    settings = [word for change in changes for word in ("--set", change)]
+    done = run(*COMPRESS, "--loss", "mse", "--max-loss-increase", "0", *settings)
+    assert done.exit_code == 1
+    assert "has a validation loss of" in done.stderr
+    assert "What was reached is in net.nearest.bayz" in done.stderr
+    assert bayeszip.load(toys / "net.nearest.bayz") is not None
+    assert not (toys / "net.bayz").exists()
+    assert issubclass(TargetError, bayeszip.BayeszipError)

@@ -1,0 +1,101 @@
+"""Networks of many kinds, each with toy data, a loss and a figure to keep: what `compress` has to stand.
+
+A kind is added by a file of its own beside this one, which calls `add`; `test_*.py` of that file then takes it by name.
+What each has to keep is said once, in the table of docs/guide/tasks.md, where `allowed` reads it.
+"""
+
+import copy
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["KINDS", "Kind", "add", "allowed", "trained"]
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "tasks.md"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of network with something to do.
+
+    Args:
+        name: as in the guide's table.
+        network: makes one, without weights.
+        data: makes so many examples from a seed: inputs and targets, each a tensor or several.
+        loss: by which it is trained, and compressed.
+        examples: how many it is trained on.
+        epochs: for how long it is trained before it is compressed.
+    """
+
+    name: str
+    network: Callable[[], nn.Module]
+    data: Callable[[int, int], tuple[Any, Any]]
+    loss: Any = F.cross_entropy
+    metric: Any = None
+    examples: int = 512
+    epochs: int = 30
+    rate: float = 3e-3
+
+    def batches(self, *, validation: bool = False, size: int = 64) -> list[tuple[Any, Any]]:
+        """Of training examples, or of half as many others."""
+        count = self.examples // 2 if validation else self.examples
+        inputs, targets = self.data(count, 1 if validation else 0)
+        return [(_rows(inputs, start, size), _rows(targets, start, size)) for start in range(0, count, size)]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def add(kind: Kind) -> Kind:
+    """Make it known by its name."""
+    return KINDS.setdefault(kind.name, kind)
+
+
+def trained(name: str) -> nn.Module:
+    """The network of a kind, trained on its data; always the same."""
+    return copy.deepcopy(_trained(name))
+
+
+@functools.cache
+def _trained(name: str) -> nn.Module:
+    kind = KINDS[name]
+    torch.manual_seed(0)
+    network = kind.network()
+    optimizer = torch.optim.Adam(network.parameters(), kind.rate)
+    batches = kind.batches()
+    for _ in range(kind.epochs):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            kind.loss(called(network, inputs), targets).backward()
+            optimizer.step()
+    return network.eval()
+
+
+def called(network: nn.Module, inputs: Any) -> Any:
+    """What the network says to one input, to several in order, or to several by name."""
+    if isinstance(inputs, Tensor):
+        return network(inputs)
+    return network(**inputs) if isinstance(inputs, dict) else network(*inputs)
+
+
+def allowed(name: str) -> tuple[str, float]:
+    """What the guide's table lets a kind lose: ("points", 2.0) of accuracy, or ("%", 20.0) of its loss added."""
+    row = re.search(rf"^\| {re.escape(name)} \|.*\| ([\d.]+) (points|%)[^|]*\|$", GUIDE.read_text("utf-8"), re.M)
+    if row is None:
+        raise AssertionError(f"{GUIDE.name} has no row for {name}")
+    return row[2], float(row[1])
+
+
+def _rows(part: Any, start: int, size: int) -> Any:
+    if isinstance(part, Tensor):
+        return part[start : start + size]
+    if isinstance(part, dict):
+        return {name: tensor[start : start + size] for name, tensor in part.items()}
+    return tuple(tensor[start : start + size] for tensor in part)
