@@ -39,7 +39,6 @@ CALIBRATION, IMAGES = 1024, 2000
 #: The errors, and the losses of accuracy in points, that files are compared at.
 ERRORS = (0.05, 0.1, 0.2)
 LOSSES = (0.3, 1.0)
-WAYS = {"pack", "calibrated", "nncodec"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ def page(results: dict) -> str:
     lines += [f"Machine: {results['machine']}. Sizes in bytes, of whole files: ours hold the graph, too.", ""]
     lines += ["## At equal weight error", ""]
     lines += ["| network | error | **pack** | NNCodec | pack / NNCodec |", "| --- | --: | --: | --: | --: |"]
-    complete = {name: found for name, found in results["networks"].items() if found.keys() >= WAYS}
+    complete = {name: found for name, found in results["networks"].items() if found.keys() >= {"pack", "nncodec"}}
     for name, found in complete.items():
         for error in ERRORS:
             lines += _row(name, f"{error:.0%}", at_error(found["pack"], error), at_error(found["nncodec"], error))
