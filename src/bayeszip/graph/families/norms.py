@@ -33,8 +33,6 @@ def _check_eps(node: Node) -> None:
     eps = node.attributes["eps"]
     if not isinstance(eps, float | int) or not 0 <= eps < 1e30:
         raise ModelError(f"{node.op}: eps must be a number that is at least 0 and not large, not {eps!r}")
-    if eps == 0 and node.op.startswith("batch_norm"):
-        raise ModelError(f"{node.op}: eps must be more than 0; some versions of torch compute with no other")
 
 
 class _ChannelNorm(Rule):
@@ -111,10 +109,13 @@ class BatchNorm(_ChannelNorm):
 
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         weight, bias, mean, variance = tensors
-        return F.batch_norm(x[0], mean, variance, weight, bias, eps=a["eps"])
+        try:
+            return F.batch_norm(x[0], mean, variance, weight, bias, eps=a["eps"])
+        except ValueError as error:  # some versions of torch refuse an eps of 0
+            raise ModelError(f"batch_norm: {error}; another version of torch may compute it") from error
 
     def layer(self, shapes: Sequence[Shape | None], a: Attributes) -> nn.Module | None:
-        if (shapes[0] is None) != (shapes[1] is None) or shapes[2] is None:
+        if (shapes[0] is None) != (shapes[1] is None) or shapes[2] is None or not a["eps"]:
             return None
         return self._kind(shapes[2][0], eps=a["eps"], affine=shapes[0] is not None, device="meta")
 
