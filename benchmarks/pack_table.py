@@ -195,7 +195,7 @@ def page(results: dict) -> str:
     for name, found in complete.items():
         for loss in LOSSES:
             floor = found["accuracy"] - loss / 100
-            sizes = [at_accuracy(found[way], floor) for way in ("pack", "calibrated", "nncodec")]
+            sizes = [at_accuracy(found.get(way, []), floor) for way in ("pack", "calibrated", "nncodec")]
             label = f"{found['accuracy']:.2%} − {loss:g}"
             lines.append("| " + " | ".join([_named(name), label, *map(_count, sizes), *_against(sizes)]) + " |")
     return "\n".join([*lines, "", *_notes(), ""])
@@ -249,12 +249,13 @@ def main() -> None:
     }
     for name in () if arguments.render else arguments.only or files:
         case = case_of(name, files[name], arguments.cifar)
+        accuracy = evaluate(case.network, case.test)
         for way in arguments.way or ways:
             points = ways[way](case)
             # Read again: others may be at work on other networks.
             results = json.loads(path.read_text()) if path.exists() else {"networks": {}}
             found = results["networks"].setdefault(name, {})
-            found |= {"accuracy": evaluate(case.network, case.test), way: points}
+            found |= {"accuracy": accuracy, way: points}
             results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores shared with other work"
             path.write_text(json.dumps(results, indent=1) + "\n")
             print(name, way, len(points), flush=True)

@@ -38,6 +38,11 @@ def test_it_says_what_compress_then_does():
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
+def test_terms_that_must_be_told_something_at_their_start_are():
+    terms = FEW.override("all.rate.tau=0.5", "all.groups.tau=1")
+    assert bayeszip.preview(network(), batches(), recipe=terms, device="cpu", pretrain=True).seconds > 0
+
+
 def test_the_time_grows_with_the_training():
     short = bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds
     long = bayeszip.preview(network(), batches(), recipe=FEW.override("epochs_scale=100"), device="cpu").seconds

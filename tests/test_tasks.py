@@ -83,7 +83,9 @@ def test_inputs_that_have_no_order_are_named():
 def test_a_batch_is_taken_for_example_inputs():
     batches = list(zip(*(part.split(32) for part in clouds()), strict=True))
     assert compress(mlp(), batches, example_inputs=batches[0]).without_graph is None
-    assert compress(TwoByName(), by_name(), example_inputs=by_name()[0]).without_graph is None
+    named = compress(TwoByName(), by_name(), val_loader=by_name(seed=1), example_inputs=by_name()[0])
+    assert named.without_graph is None
+    assert named.figures.loss > 0
 
 
 def test_all_figures_are_measured_together():

@@ -495,6 +495,8 @@ def _conditions(
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
         "data": data_conditions(data.batches, data.n_data, data.likelihood.function),
+        "validation": None if data.validation is None else count_batches(data.validation),
+        "metric": None if data.judge.metric is None else data.judge.metric.name,
         "augmentation": None if data.augment is None else name_of(data.augment),
     }
 
@@ -514,8 +516,7 @@ def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge
         outputs = network.eval()(*(tensor.to(device) for tensor in examples))
     network.train(training)
     arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
-    named = arguments if isinstance(inputs, dict) else ()
-    return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=named)
+    return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
 
 
 @contextlib.contextmanager

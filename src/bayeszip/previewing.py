@@ -103,7 +103,7 @@ def preview(
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
         if pretrain:
-            seconds += sum(clock.measure(copy.deepcopy(network), phase, settings) for phase in settings.pretraining)
+            seconds += sum(clock.measure(copy.deepcopy(network), phase, {}) for phase in settings.pretraining)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = converted(network, settings, examples)
         weights = list(variational_weights(network))
@@ -113,7 +113,8 @@ def preview(
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
         # The closing phase trains the same network; its steps take no longer than those before it.
         phases = (*settings.phases, dataclasses.replace(settings.phases[-1], epochs=settings.closing.epochs))
-        seconds += sum(clock.measure(network, phase, settings, teacher) for phase in phases if phase.epochs)
+        starts = ending.starts(teacher)
+        seconds += sum(clock.measure(network, phase, starts, teacher) for phase in phases if phase.epochs)
     return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware))
 
 
@@ -129,7 +130,9 @@ class _Clock:
     validation: Loader | None
     judge: Judge
 
-    def measure(self, network: nn.Module, phase: Phase, settings: Recipe, teacher: nn.Module | None = None) -> float:
+    def measure(
+        self, network: nn.Module, phase: Phase, starts: Mapping[str, Any], teacher: nn.Module | None = None
+    ) -> float:
         """Seconds that the phase will take."""
         n_data, moments = count_examples(self.batches), list[tuple[int, float]]()
 
@@ -138,7 +141,7 @@ class _Clock:
             if moment == "epoch" or fitting.steps >= 2 * TIMED:
                 raise _Enough
 
-        terms = start_terms(network, (phase,), settings.starts)
+        terms = start_terms(network, (phase,), starts)
         fitting = Fitting(
             network,
             self.batches,

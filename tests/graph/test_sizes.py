@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from bayeszip.codec import Limits, decode, encode
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph import drop_dead_units, from_state, prove_same, to_module, trace
-from bayeszip.graph.free import other_sizes, varying_dims
+from bayeszip.graph.free import TRIES, other_sizes, runnable_sizes, varying_dims
 from bayeszip.limits import LimitExceeded
 from bayeszip.tensors import CompressedModel, Graph, Node, Varying
 
@@ -198,6 +198,26 @@ def test_the_limits_hold_at_other_sizes():
     network(torch.randn(1, 1, 64, 64))
     with pytest.raises(LimitExceeded, match="raise `values`"):
         network(torch.randn(1, 1, 256, 256))
+
+
+def test_a_file_has_few_of_its_sizes_tried():
+    inputs = [Node("input", (place,), (), {"shape": (8,)}, (Varying("shape", 0),)) for place in range(40)]
+    model = CompressedModel({}, Graph(40, tuple(inputs), (40,)))
+    assert len(list(other_sizes(model, tries=TRIES))) == TRIES < len(list(other_sizes(model)))
+
+
+def test_sizes_that_a_run_cannot_afford_are_left_out():
+    """Small at the size it states, a million times as large one pixel further on."""
+    size = Varying("size", 1, ((1, 2),), 2**20, 1, 1 - 64 * 2**20)
+    nodes = (
+        Node("input", (0,), (), {"shape": (1, 64)}, (Varying("shape", 1),)),
+        Node("reshape", (1,), (), {"shape": (1, 1, 64)}, (Varying("shape", 2, ((1, 2),)),)),
+        Node("interpolate", (2,), (), {"size": (1, 1)}, (size,)),
+    )
+    model = CompressedModel({}, Graph(1, nodes, (3,)))
+    assert list(other_sizes(model))
+    assert runnable_sizes(model, Limits(memory=2**20), 2) == []
+    assert runnable_sizes(model, Limits.none(), 2)
 
 
 @torch.no_grad()

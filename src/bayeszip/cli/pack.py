@@ -128,7 +128,7 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
     import torch
 
     from bayeszip import models
-    from bayeszip.fitting.batches import checked_batch
+    from bayeszip.fitting.batches import checked_batch, in_order, mapped
     from bayeszip.loaders import load_data, load_weights
 
     network = models.build(into)
@@ -141,8 +141,7 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
             break
     example: Any = None
     if batches:
-        inputs = batches[0].inputs
-        example = (inputs[:1],) if isinstance(inputs, torch.Tensor) else tuple(each[:1] for each in inputs)
+        example = in_order(network, mapped(batches[0].inputs, lambda tensor: tensor[:1]))
     elif isinstance(shape := getattr(network, "input_shape", None), tuple):
         example = (torch.zeros(1, *shape),)
     return network, {"example_inputs": example, "calibration": batches or None}

@@ -34,7 +34,7 @@ def side_by_side(tasks: Sequence[Callable[[], Found]], most: int = 64) -> list[F
 
     def work() -> None:
         for place in waiting:
-            if errors:
+            if errors and place > min(errors):
                 return
             try:
                 found[place] = tasks[place]()

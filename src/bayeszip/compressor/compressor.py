@@ -377,6 +377,7 @@ class Compressor:
             "model": module_state(self.model) if model else None,
             "terms": {term.name: module_state(term) for term in self.terms},
             "teacher": None if self._teacher is None else module_state(self._teacher),
+            "noise": [self._likelihood.weight, self._likelihood.closeness],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -398,6 +399,9 @@ class Compressor:
         for term in self.terms:
             load_module_state(term, state["terms"][term.name])
         self._step, self.strength = int(state["step"]), float(state["strength"])
+        if "noise" in state:
+            weight, closeness = state["noise"]
+            self._likelihood = dataclasses.replace(self._likelihood, weight=weight, closeness=closeness)
         self._course = self._new_course()
         self._course.enter()
         self._apply_dials()
@@ -450,9 +454,10 @@ class Compressor:
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
+        # First what can be refused: from then on this object is used up.
+        examples, judge = self._example_inputs(example_inputs), self._judge(val_loader, Metric.of(metric))
         self._finalized = True
         to_stock(self.model).eval()
-        examples, judge = self._example_inputs(example_inputs), self._judge(val_loader, Metric.of(metric))
         before = Figures() if self._teacher is None else judge(self._teacher)
         ending = Ending(
             self.model,

@@ -113,7 +113,7 @@ def _networks(records: Sequence[Record]) -> str:
     if not records:
         return ""
     lines = (
-        "Networks for CIFAR-10, and LeNets: accuracy of decoded files on the test set, and whole files; means over",
+        "With augmentation: accuracy of decoded files on the test set, and whole files; means over",
         "seeds that nobody chose on. Before: the pretrained networks. [RESULTS.md](RESULTS.md) has every point.",
         "",
         _markdown([headline_table(records)]),

@@ -165,7 +165,8 @@ def name_of(augment: Augmentation | Transform) -> str:
 
 def _rows(inputs: Any) -> list[int] | None:
     """How many rows each tensor of a batch has; None if it is no batch of tensors."""
-    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    parts = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+    tensors = list(parts)
     return [len(tensor) for tensor in tensors] if all(isinstance(t, Tensor) and t.ndim for t in tensors) else None
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from bayeszip.errors import DataError, TrainingError
 
 __all__ = [
+    "TARGETS",
     "Batch",
     "Inputs",
     "Loader",

@@ -77,7 +77,10 @@ class Metric:
 
     def begin(self) -> Callable[[Any, Any], None]:
         """Start anew; what is returned takes the batches."""
-        return self.function.update if self._collects() else _Mean(self.function)
+        if not self._collects():
+            return _Mean(self.function)
+        self.function.reset()
+        return self.function.update
 
     def end(self, taking: Any) -> float:
         """The figure over all batches that `begin`'s answer took."""
@@ -167,7 +170,7 @@ class _Sums:
     def add(self, outputs: Any, targets: Inputs) -> None:
         self.batches += 1
         ours = predictions(outputs)
-        if ours is None:
+        if ours is None or not ours.dim():
             return
         if len(ours) > 1 and ours.is_floating_point():
             size = ours.float().square().mean().sqrt()

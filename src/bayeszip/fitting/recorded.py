@@ -39,7 +39,7 @@ WARM_UP = 2
 STEPS_AT_ONCE = 10
 
 #: Recording is for one thread at a time; replaying is not.
-_recording = threading.Lock()
+_recording = threading.RLock()
 
 
 def can_be_recorded(batches: object, device: torch.device) -> bool:
@@ -145,13 +145,13 @@ def recording(
     Args:
         generators: those that move on with it, besides torch's own.
     """
-    # What recordings before this one held, for a network that was larger then.
-    torch.cuda.empty_cache()
     drawn = host_random_state()
     try:
         # In one pool of memory: they are never replayed at the same time, and leave nothing in it for each other.
         pool = torch.cuda.graph_pool_handle()
-        with reduced_precision():
+        with _recording, reduced_precision():
+            # What recordings before this one held, for a network that was larger then.
+            torch.cuda.empty_cache()
             graphs = {count: record(step, count, pool, *generators) for count in counts}
     except RuntimeError as error:
         return {}, str(error).partition("\n")[0]
@@ -198,7 +198,7 @@ def record(step: Callable[[], None], count: int, pool: Any, *generators: torch.G
         for _ in range(count):
             step()
         graph.capture_end()
-    except RuntimeError:
+    except BaseException:
         # Ends the recording; what was wrong with it is known.
         with contextlib.suppress(RuntimeError):
             graph.capture_end()

@@ -57,16 +57,17 @@ class StagedSteps:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._resists = False
         self._taken = 0
+        self._before: Batch | None = None
 
     def take(self, dials: Dials, batch: Batch) -> None:
         """One step on a batch, wherever its tensors are."""
         if self._augment is not None and not isinstance(self._augment, Augmentation):
             # It may draw its random numbers on the host, where a replay would not see them.
             batch = self._augmented(batch.to(self._device))
-        if self._graph is None and not self._resists and self._taken >= WARM_UP:
+        if self._graph is None and not self._resists and self._taken >= WARM_UP and _alike(batch, self._before):
             self._record(batch)
         if self._graph is None or self._staging is None or not self._staging.holds(batch):
-            self._taken += 1
+            self._taken, self._before = self._taken + 1, batch
             with reduced_precision():
                 self._step(dials, batch.to(self._device))
             return
@@ -114,13 +115,7 @@ class _Staging:
 
     def holds(self, batch: Batch) -> bool:
         """Whether a batch has the form that the buffers have."""
-        given = _tensors_of(batch)
-        return (
-            batch.share == self.batch.share
-            and _form(batch.inputs) == _form(self.batch.inputs)
-            and _form(batch.targets) == _form(self.batch.targets)
-            and all(t.shape == own.shape and t.dtype == own.dtype for t, own in zip(given, self._tensors, strict=True))
-        )
+        return _alike(batch, self.batch)
 
     def put(self, batch: Batch) -> None:
         """Copy a batch into the buffers, when all steps asked for so far are done with them."""
@@ -134,6 +129,20 @@ class _Staging:
             source = tensor if tensor.is_cuda else pinned.copy_(tensor)
             own.copy_(source, non_blocking=True)
         self._sent[slot].record()
+
+
+def _alike(batch: Batch, other: Batch | None) -> bool:
+    """Whether two batches have the same form, so that what was recorded for one does for the other."""
+    return (
+        other is not None
+        and batch.share == other.share
+        and _form(batch.inputs) == _form(other.inputs)
+        and _form(batch.targets) == _form(other.targets)
+        and all(
+            one.shape == two.shape and one.dtype == two.dtype
+            for one, two in zip(_tensors_of(batch), _tensors_of(other), strict=True)
+        )
+    )
 
 
 def _buffers(part: Inputs, device: torch.device) -> Inputs:

@@ -122,6 +122,7 @@ def _with_zeros_back(
     if not all(_fits_in(tensors[name].shape, shape) for name, shape in named.items()):
         return False
     budget.charge("loaded", sum(4 * math.prod(shape) for shape in named.values()))
+    before = {name: value.detach().clone() for name, value in unwrapped(net).state_dict(keep_vars=True).items()}
     _fill(net, {name: torch.full(shape, 0.01) for name, shape in named.items()})
     for counts in (_parts_of_dims(model, net), _gates_of(net)):
         values = {name: to_torch(tensors[name]) for name in named}
@@ -129,6 +130,8 @@ def _with_zeros_back(
         with contextlib.suppress(ModelError):
             _check(model, net, budget)
             return True
+    # As it was given: the file is of another network.
+    _fill(net, {name: before[name] for name in named if name in before})
     return False
 
 

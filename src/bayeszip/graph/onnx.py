@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import Shape
-from bayeszip.graph.free import other_sizes
+from bayeszip.graph.free import runnable_sizes
 from bayeszip.graph.onnx_tables import OPSET, with_tables
 from bayeszip.graph.proof import outputs_of, random_inputs
 from bayeszip.graph.soundness import charge_run, refusing
@@ -70,7 +69,7 @@ def to_onnx(
     network = to_module(model, dtype, budget)
     charge_run(model, budget)
     _check_names(model, input_names, output_names)
-    sizes = [given for given, _ in islice(other_sizes(model, Budget(budget.limits)), _OTHER_SIZES)]
+    sizes = runnable_sizes(model, budget.limits, _OTHER_SIZES)
     for free in (True, False) if sizes else (False,):
         shapes: list[list[Shape] | None] = [*sizes, None] if free else [None]
         examples = [_inputs(model, dtype, seed, given) for seed, given in enumerate((shapes[0], *shapes))]

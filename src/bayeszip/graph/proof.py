@@ -3,14 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import Shape, elements
-from bayeszip.graph.free import input_shapes, other_sizes
+from bayeszip.graph.free import input_shapes, runnable_sizes
 from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
@@ -92,9 +91,9 @@ def difference(
     batches = [_in_float64(examples)] if examples else []
     batches += [_in_float64(random_inputs(original, generator, examples)) for _ in range(_RANDOM_BATCHES)]
     budget = Budget.of(limits or Limits.none())
-    sizes = islice(other_sizes(other, Budget(budget.limits)), _OTHER_SIZES)
-    batches += [_in_float64(random_inputs(original, generator, examples, shapes=given)) for given, _ in sizes]
     charge_run(other, budget)
+    sizes = runnable_sizes(other, budget.limits, _OTHER_SIZES)
+    batches += [_in_float64(random_inputs(original, generator, examples, shapes=given)) for given in sizes]
     network = to_module(original, torch.float64, Limits.none())
     worst = _worst_gap(network, to_module(other, torch.float64, budget), batches)
     if rounding is None:

@@ -226,15 +226,19 @@ def _size_along(node: Node, shape: Shape | None) -> int:
     return abs(shape[dim]) if shape and isinstance(dim, int) else 0
 
 
-def charge_run(model: CompressedModel, budget: Budget) -> None:
+def charge_run(model: CompressedModel, budget: Budget, found: Sequence[Shape] | None = None) -> None:
     """Take from a budget what a run on a few samples asks for, where a network is run to check it.
+
+    Args:
+        found: the shapes of all values in that run; None: those at the sizes that the graph states.
 
     Raises:
         LimitExceeded: too many multiplications, or activations that take too many bytes side by side.
     """
     if model.graph is None:
         return
-    graph, found, tensors = model.graph, shapes(model), tensor_shapes(model)
+    graph, tensors = model.graph, tensor_shapes(model)
+    found = shapes(model) if found is None else found
     last = {value: position for position, node in enumerate(graph.nodes) for value in node.inputs}
     live = 0
     for position, node in enumerate(graph.nodes):

@@ -6,7 +6,7 @@ of the derivatives of the network's outputs by y_r (Gauss and Newton's approxima
 independent, as in K-FAC: Martens and Grosse 2015). A constant 1 beside x stands for the bias.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import Inputs, called_with, rows_of, running
+from bayeszip.fitting.batches import TARGETS, Inputs, called_with, rows_of, running
 from bayeszip.fitting.outputs import class_dim
 
 __all__ = ["Block", "Curvature", "curvatures"]
@@ -254,11 +254,15 @@ def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
     """The inputs of a batch, and its targets if it has any that could be classes."""
     if isinstance(batch, Tensor):
         return batch, None
+    if isinstance(batch, Mapping):
+        targets = next((batch[name] for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
+        inputs = {str(name): part for name, part in batch.items() if isinstance(part, Tensor) and part is not targets}
+        return inputs, targets
     parts = tuple(batch)
     if len(parts) == 2 and not (isinstance(parts[0], Tensor) and parts[0].dim() == 0):
-        inputs, targets = parts
-        inputs = inputs if isinstance(inputs, Tensor) else tuple(inputs)
-        return inputs, targets if isinstance(targets, Tensor) else None
+        given, targets = parts
+        whole = isinstance(given, Tensor | dict)
+        return given if whole else tuple(given), targets if isinstance(targets, Tensor) else None
     return parts[0] if len(parts) == 1 else parts, None
 
 

@@ -222,8 +222,10 @@ class Pushing:
     def _others(self, factor: float) -> tuple[dict[str, QuantizedTensor], float]:
         """Matrices, biases and vectors that no curvature is known of: moved by a share of their own."""
         held, known = self._contents, self._layers
+        pushed = {curvature.mean for curvature in self._curvatures.values()}
         left = replace(
             held,
+            vectors={name: array for name, array in held.vectors.items() if name not in pushed},
             matrices={name: array for name, array in held.matrices.items() if name not in known},
             biases={name: array for name, array in held.biases.items() if held.matrix_of[name] not in known},
         )
