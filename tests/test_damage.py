@@ -1,5 +1,6 @@
 """Damage is said: every warning, provoked by a network that deserves it, in report, record and log."""
 
+import copy
 import json
 import logging
 
@@ -105,9 +106,9 @@ def test_a_loss_that_rose():
         network.weight.copy_(torch.linalg.lstsq(inputs, targets).solution.T)
         network.bias.fill_(0.01)
     batches = ResidentBatches(inputs, targets + 0.1 * torch.randn(256, 2), 64)
-    ruin = SHORT.override("all.rate_theta=3", "all.distillation=0", "closing.epochs=0")
+    ruin = SHORT.override("all.distillation=0", "closing.epochs=0")
     result = bayeszip.compress(
-        network, batches, val_loader=batches, recipe=ruin, device="cpu", watcher=Watcher(), loss="mse"
+        network, batches, val_loader=batches, recipe=ruin, device="cpu", watcher=Watcher(), loss="mse", max_bytes=40
     )
     assert result.accuracy is None
     assert result.figures.loss > 2 * result.fit.before.loss
@@ -200,3 +201,22 @@ def test_the_command_line_ends_with_what_is_wrong(tmp_path, monkeypatch):
     assert any("at chance before" in warning for warning in kept["warnings"])
     assert kept["validation_loss_before"] > 0
     assert "warning: the network was at chance before" in (tmp_path / "run" / "report.txt").read_text()
+
+
+def test_a_file_is_never_larger_than_what_pack_makes(trained):
+    """A training that is only begun prunes nothing, and as many shared values as there are weights cost more."""
+    packed = bayeszip.pack(trained, example_inputs=torch.zeros(2, 12))
+    many = ("quantization.assignment=fit", "quantization.components=200", "closing.epochs=0", "all.tau1=0")
+    result = compress(trained, *many)
+    assert result.packed == result.bytes == packed.bytes
+    assert result.accuracy is not None
+    assert said(result, "so this is what `pack` makes")
+
+
+def test_a_file_larger_than_what_pack_makes_says_so(trained):
+    """What is frozen stays bit for bit, which `pack` does not heed."""
+    network = copy.deepcopy(trained)
+    network[0].requires_grad_(False)
+    result = compress(network)
+    assert result.bytes > result.packed
+    assert said(result, f"`pack` makes a file of {result.packed} B of the network as it came, quantizing what is")

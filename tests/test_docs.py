@@ -88,7 +88,7 @@ def test_the_reference_has_every_public_name(written):
     page = written(text)
     assert ":::" not in page
     assert "    train_loader: " in page
-    assert "- `max_bytes, min_ratio, max_accuracy_drop`: a target instead of a knob" in page
+    assert "max_loss_increase, max_metric_drop`: a target instead of a knob" in page
     assert re.search(
         r"### Result\.save\n\n```python\nsave\(self, path: .*\n```\n\nWrite the file, whole or not at all\.", page
     )

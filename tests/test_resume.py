@@ -322,7 +322,7 @@ class TestConditions:
             run(tmp_path, resume=True, model=wider)
 
     def test_forced_onto_what_does_not_fit(self, tmp_path):
-        shorter = QUICK.override("vd.epochs=0", "l2.epochs=0")
+        shorter = QUICK.override("vd.epochs=0", "l2.epochs=1")
         with pytest.raises(CheckpointError, match="further on than these phases go"):
             run(tmp_path, resume=True, force=True, recipe=shorter)
         other = nn.Sequential(nn.Linear(12, 3))

@@ -423,6 +423,8 @@ class _Path:
             untrained = self._ending(copy.deepcopy(self.network)).untrained(posterior, quality)
             kept, result = result, better(untrained, result, quality)
             strength = strength if result is kept else 0.0
+        if self.target is None or quality is not None:
+            result = self._ending(self.network).or_packed(result, self.teacher, quality)
         return result, conversion, strength
 
     def _attempt(self, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:

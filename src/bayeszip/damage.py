@@ -108,6 +108,25 @@ def too_short(result: Result, fit: Fit) -> str | None:
     )
 
 
+def no_smaller_than_packed(result: Result, fit: Fit) -> str | None:
+    """Packing makes as small a file, without any training."""
+    if result.packed is None:
+        return None
+    size, is_packed = show_bytes(result.packed), result.moved is not None
+    if result.packed >= result.bytes and not is_packed:
+        return None
+    if is_packed:
+        return (
+            f"training led to no better file than `pack` makes of the network as it came ({size}), so this is what "
+            "`pack` makes. Train longer (epochs_scale), or raise the prior's weight (all.tau1)"
+        )
+    frozen = ", quantizing what is frozen" if any(why.endswith("frozen") for _, why in fit.conversion.kept) else ""
+    return (
+        f"`pack` makes a file of {size} of the network as it came{frozen}; this one has {show_bytes(result.bytes)}. "
+        "Train longer (epochs_scale), or raise the prior's weight (all.tau1)"
+    )
+
+
 def left_raw(result: Result, fit: Fit) -> str | None:
     """Layers that were not compressed, and what that costs."""
     kept = [name for name, why in fit.conversion.kept if not why.endswith("frozen") and "Norm" not in why]
@@ -139,6 +158,7 @@ FINDINGS: tuple[Callable[[Result, Fit], str | None], ...] = (
     fell,
     metric_fell,
     too_short,
+    no_smaller_than_packed,
     left_raw,
 )
 

@@ -17,9 +17,10 @@ from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
+from bayeszip.packing.pack import pack
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
-from bayeszip.recipe import Recipe
+from bayeszip.recipe import Coding, Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.targets import (
     FINER,
@@ -195,6 +196,35 @@ class Ending:
         if best is None:  # never: there is at least one number of values
             raise TypeError(FINER)
         return best
+
+    def or_packed(self, result: Result, original: nn.Module, quality: Quality | None) -> Result:
+        """`result`, or `original` as `pack` makes it, where that is smaller and as good on the validation data.
+
+        Where `result` takes less than a bit for each weight, which `pack` can't do, nothing is tried.
+
+        Args:
+            original: the network as it came.
+            quality: what a target says is to be kept; by default, what `result` comes to.
+        """
+        weights = sum(int(each.count_nonzero()) for each in original.parameters())
+        if 8 * result.bytes < weights:
+            return result
+        coding = self.settings.coding
+        packed = pack(
+            copy.deepcopy(original).cpu(),
+            example_inputs=self.examples,
+            coding=None if coding == Coding() else coding,
+        )
+        result = dataclasses.replace(result, packed=packed.bytes)
+        # Packing takes no heed of what is frozen, which was to stay; and without figures nobody knows which is better.
+        frozen = any(not each.requires_grad for each in self.network.parameters())
+        if packed.bytes >= result.bytes or frozen or result.figures.loss is None:
+            return result
+        figures = self.judge(packed.network())
+        other = dataclasses.replace(packed, figures=figures, snapped=figures, packed=packed.bytes)
+        if quality is not None:
+            return better(other, result, quality)
+        return result if _points_lost(result.figures, figures) > 0 else other
 
     def as_set(self, posterior: Posterior, how: Quantization) -> Result:
         """Quantized as `how` says; of the rates that it tries, by the first that keeps the figures of none."""

@@ -90,6 +90,8 @@ class Result:
     fit: Fit | None = None
     #: How far `pack` moved weights, as a share of their size.
     moved: float | None = None
+    #: What `pack` makes of the network as it came, in bytes, where training left a file that is not small beside that.
+    packed: int | None = None
     #: The network with the same weights before anything was removed from it, if its graph is known.
     whole: CompressedModel | None = field(default=None, compare=False)
 

@@ -35,6 +35,23 @@ class Gpt(nn.Module):
         return self.head(attended.transpose(1, 2).reshape(batch, length, 16))
 
 
+class Typed(nn.Module):
+    """Positions and types of tokens from buffers, as Hugging Face's BERT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.types = nn.Embedding(50, 8), nn.Embedding(32, 8), nn.Embedding(2, 8)
+        self.places: Tensor
+        self.kinds: Tensor
+        self.register_buffer("places", torch.arange(32)[None], persistent=False)
+        self.register_buffer("kinds", torch.zeros(1, 32, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places[:, : x.shape[1]]
+        kinds = self.kinds.expand(places.shape[0], -1).gather(1, places).expand(*x.shape)
+        return (self.tokens(x) + self.positions(places) + self.types(kinds)).tanh()
+
+
 class Resized(nn.Module):
     """Convolutions with an output twice as large as what a stride of two leaves; so it doesn't follow the input."""
 
@@ -109,6 +126,7 @@ RUNS = {
     "GPT at its longest": (Gpt(), (TOKENS,), [(2, 16), (1, 7), (3, 1)]),
     "GPT at half": (Gpt(), (TOKENS[:, :16],), [(2, 32), (1, 9)]),
     "GPT, mask made": (Gpt(stored=False), (TOKENS,), [(2, 16), (1, 7)]),
+    "types from a buffer": (Typed(), (TOKENS,), [(2, 16), (1, 7)]),
     "resized": (Resized(), (torch.randn(2, 3, 32, 24),), [(2, 3, 17, 40), (1, 3, 64, 24)]),
     "U-Net": (UNet(), (torch.randn(2, 1, 32, 32),), [(1, 1, 64, 48), (2, 1, 16, 32)]),
     "patches": (Patches(), (torch.randn(2, 3, 16, 16),), [(2, 3, 32, 24)]),

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from zoo import Kind, add
 
-__all__ = ["BILINEAR", "CONV1D", "ENCODER", "GPT", "GRU", "LENGTH", "LSTM", "OWN", "TOKENS", "majority"]
+__all__ = ["BERT", "BILINEAR", "CONV1D", "ENCODER", "GPT", "GRU", "LENGTH", "LSTM", "OWN", "TOKENS", "majority"]
 
 TOKENS, LENGTH = 12, 10
 
@@ -98,7 +98,7 @@ class GPTNet(nn.Module):
         self.norm = nn.LayerNorm(16)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.blocks(self.embed(tokens) + self.positions)
+        x = self.blocks(self.embed(tokens) + self.positions[: tokens.shape[1]])
         return F.linear(self.norm(x), self.embed.weight)
 
 
@@ -158,10 +158,29 @@ def _features(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-LSTM = add(Kind("LSTM classifier", lambda: Recurrent(nn.LSTM), majority, examples=1024, epochs=20))
-GRU = add(Kind("GRU classifier", lambda: Recurrent(nn.GRU), majority, examples=1024, epochs=20))
-ENCODER = add(Kind("nn.TransformerEncoder", Encoder, majority, examples=1024, epochs=20))
-GPT = add(Kind("small GPT", GPTNet, _counting, token_loss, examples=1024, epochs=20))
-BILINEAR = add(Kind("Bilinear", Pairing, _agreement, examples=2048, epochs=40))
-CONV1D = add(Kind("Hugging Face Conv1D", Transposed, majority, examples=1024, epochs=20))
-OWN = add(Kind("own linear layers", _own, _features, examples=1024, epochs=10))
+class Sentences(nn.Module):
+    """A tiny BERT as Hugging Face's Trainer wants it, that says its scores where nobody asks for a loss."""
+
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        config = BertConfig(
+            vocab_size=TOKENS, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        self.bert, self.head = BertModel(config, add_pooling_layer=False), nn.Linear(16, 3)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        scores = self.head(self.bert(input_ids).last_hidden_state.mean(1))
+        return scores if labels is None else {"loss": F.cross_entropy(scores, labels), "logits": scores}
+
+
+LSTM = add(Kind("LSTM classifier", lambda: Recurrent(nn.LSTM), majority, (3, 17), examples=1024, epochs=20, size=128))
+GRU = add(Kind("GRU classifier", lambda: Recurrent(nn.GRU), majority, (3, 17), examples=1024, epochs=20, size=128))
+ENCODER = add(Kind("nn.TransformerEncoder", Encoder, majority, (3, 17), examples=1024, epochs=20, size=128))
+GPT = add(Kind("small GPT", GPTNet, _counting, (3, 6), token_loss, examples=1024, epochs=20, size=128))
+BERT = add(Kind("tiny BERT", Sentences, majority, (3, 6), examples=1024, epochs=30))
+BILINEAR = add(Kind("Bilinear", Pairing, _agreement, (7, 12), examples=2048, epochs=40, size=128))
+CONV1D = add(Kind("Hugging Face Conv1D", Transposed, majority, (3, 17), examples=1024, epochs=20, size=128))
+OWN = add(Kind("own linear layers", _own, _features, (7, 12), examples=1024, epochs=10))

@@ -125,6 +125,7 @@ def _cnn() -> nn.Module:
         nn.Conv2d(8, 12, 3),
         nn.BatchNorm2d(12),
         nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),  # which is what there is, of images of 12 × 12
         nn.Flatten(),
         nn.Linear(108, 4),
     )
@@ -134,10 +135,12 @@ def _autoencoder() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 24), nn.Tanh(), nn.Linear(24, 6), nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 32))
 
 
-MLP = add(Kind("MLP", _mlp, _clouds))
-CNN = add(Kind("CNN with BatchNorm", _cnn, _bars, epochs=8))
-UNET = add(Kind("U-Net", UNet, _blurred, F.mse_loss, examples=128, epochs=40))
-AUTOENCODER = add(Kind("autoencoder", _autoencoder, _low_rank, F.mse_loss, epochs=100))
-SIAMESE = add(Kind("Siamese", Siamese, _pairs))
-DICT = add(Kind("dict of outputs", Named, _clouds, named_loss))
-SEGMENTATION = add(Kind("segmentation", lambda: UNet(outputs=3), _squares, examples=128, epochs=30))
+MLP = add(Kind("MLP", _mlp, _clouds, (7, 24)))
+CNN = add(Kind("CNN with BatchNorm", _cnn, _bars, (3, 1, 20, 26), epochs=8))
+UNET = add(Kind("U-Net", UNet, _blurred, (3, 1, 24, 20), F.mse_loss, examples=128, epochs=40, size=16))
+AUTOENCODER = add(Kind("autoencoder", _autoencoder, _low_rank, (7, 32), F.mse_loss, epochs=100))
+SIAMESE = add(Kind("Siamese", Siamese, _pairs, (7, 16)))
+DICT = add(Kind("dict of outputs", Named, _clouds, (7, 24), named_loss))
+SEGMENTATION = add(
+    Kind("segmentation", lambda: UNet(outputs=3), _squares, (3, 1, 20, 16), examples=128, epochs=30, size=16)
+)

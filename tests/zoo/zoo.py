@@ -29,25 +29,45 @@ class Kind:
         name: as in the guide's table.
         network: makes one, without weights.
         data: makes so many examples from a seed: inputs and targets, each a tensor or several.
+        shape: of each of its inputs, another than that of the data: other lengths and sizes where it takes any, or
+            else another number of examples.
         loss: by which it is trained, and compressed.
         examples: how many it is trained on.
         epochs: for how long it is trained before it is compressed.
+        size: of a batch.
     """
 
     name: str
     network: Callable[[], nn.Module]
     data: Callable[[int, int], tuple[Any, Any]]
+    shape: tuple[int, ...]
     loss: Any = F.cross_entropy
-    metric: Any = None
     examples: int = 512
     epochs: int = 30
+    size: int = 64
     rate: float = 3e-3
 
-    def batches(self, *, validation: bool = False, size: int = 64) -> list[tuple[Any, Any]]:
+    def batches(self, *, validation: bool = False, size: int | None = None) -> list[tuple[Any, Any]]:
         """Of training examples, or of half as many others."""
+        size = size or self.size
         count = self.examples // 2 if validation else self.examples
         inputs, targets = self.data(count, 1 if validation else 0)
         return [(_rows(inputs, start, size), _rows(targets, start, size)) for start in range(0, count, size)]
+
+    def examples_of(self, rows: int = 2) -> tuple[Tensor, ...]:
+        """A few inputs, as the network takes them."""
+        first = self.batches()[0][0]
+        return tuple(each[:rows] for each in (first if isinstance(first, tuple) else (first,)))
+
+    def at_another_shape(self) -> tuple[Tensor, ...]:
+        """Inputs that the network takes as well."""
+        generator = torch.Generator().manual_seed(5)
+        return tuple(
+            torch.randn(self.shape, generator=generator)
+            if each.is_floating_point()
+            else torch.randint(int(each.max()) + 1, self.shape, generator=generator)
+            for each in self.examples_of(64)
+        )
 
 
 KINDS: dict[str, Kind] = {}

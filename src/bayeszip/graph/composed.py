@@ -222,6 +222,15 @@ def _index_select(lowering: Lowering, call: Call) -> int:
     return _taken(lowering, call, call["dim"] % rank_of(call.source), [call["index"]])
 
 
+def _gather(lowering: Lowering, call: Call) -> int:
+    """Of one row by one row of numbers, such as those of positions."""
+    dim = call["dim"] % rank_of(call.source)
+    for shape in (shape_of(call.source), shape_of(call["index"])):
+        if any(size != 1 for place, size in enumerate(shape) if place != dim):
+            raise call.unsupported("of more than one row")
+    return _taken(lowering, call, dim, [call["index"]])
+
+
 def _index(lowering: Lowering, call: Call) -> int:
     """By tensors of indices, which stand side by side: `x[:, [2, 0]]`, `x[:, rows, columns]`, a table by numbers."""
     indices = [(dim, index) for dim, index in enumerate(call["indices"]) if index is not None]
@@ -305,6 +314,7 @@ COMPOSED: dict[str, Lower] = {
     "roll": _roll,
     "flip": _flip,
     "index_select": _index_select,
+    "gather": _gather,
     "index": _index,
     "bilinear": _bilinear,
 }

@@ -163,7 +163,7 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
     batch = Dim("batch", min=1, max=2**20)
     shapes = _like_arguments(module, [{0: batch} for _ in inputs])
     # Without gradients from the outset: parts of a module that switch them off then leave no trace of that.
-    with _in_eval(module), _plain_attention(), torch.no_grad(), warnings.catch_warnings():
+    with _in_eval(module), _plain_attention(), _plain_outputs(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
@@ -220,6 +220,20 @@ def _in_eval(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def _plain_outputs(module: nn.Module) -> Iterator[None]:
+    """Outputs by name as a dict: torch.export follows no other class that has not been made known to it."""
+
+    def plain(_module: nn.Module, _inputs: object, outputs: object) -> object:
+        return dict(outputs.items()) if isinstance(outputs, Mapping) else outputs
+
+    hook = module.register_forward_hook(plain)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
