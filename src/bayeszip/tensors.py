@@ -4,7 +4,6 @@ Everything here is exact: two values are equal only if every symbol, every bit o
 attribute is the same.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -300,8 +299,10 @@ class Varying:
 
     def at(self, shapes: Sequence[Sequence[int]]) -> int:
         """The number, where the values so far have these shapes."""
-        product = math.prod(shapes[value][dim] for value, dim in self.dims)
-        return self.factor * product // self.divisor + self.offset
+        product = self.factor
+        for value, dim in self.dims:  # spelled out: `torch.compile` takes no generator
+            product *= shapes[value][dim]
+        return product // self.divisor + self.offset
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ def test_example_inputs_are_checked(inputs, message):
         trace(nn.Bilinear(4, 4, 2), (torch.zeros(2, 4), torch.zeros(3, 4)))
 
 
-@pytest.mark.parametrize("form", [lambda y: {"logits": y}, lambda y: (y, (y, y))], ids=["dict", "nested"])
+@pytest.mark.parametrize("form", [lambda y: {"logits": {"deep": y}}, lambda y: (y, (y, y))], ids=["dict", "nested"])
 def test_outputs_whose_form_a_graph_would_lose_are_not_traced(form):
     class Odd(nn.Module):
         def __init__(self):

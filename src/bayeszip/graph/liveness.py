@@ -181,7 +181,8 @@ class _Pass:
         The rules tell what is so at one size. They look at whole channels, not at single places; what depends on how
         many places there are, or takes another part of a tensor at another size, is left out here.
         """
-        if node.varying and not (node.op in _SHAPED or "pool" in node.op or self._takes_of_the_same(node)):
+        shaped = node.op in _SHAPED or "pool" in node.op or self._takes_of_the_same(node, constants.ndim)
+        if node.varying and not shaped:
             return np.full((1,) * constants.ndim, np.nan)
         if node.op == "sum" and self._varying[node.inputs[0]]:
             constants = np.where(constants == 0, constants, np.nan)
@@ -190,11 +191,10 @@ class _Pass:
             constants = np.where((constants == first).all(axis=dim, keepdims=True), first, np.nan)
         return constants
 
-    def _takes_of_the_same(self, node: Node) -> bool:
+    def _takes_of_the_same(self, node: Node, rank: int) -> bool:
         """Whether it takes a part of a dimension that varies: what is constant there is so all along it."""
-        if node.op not in ("select", "slice"):
-            return False
-        return dimension(node, "dim", len(self._shapes[node.inputs[0]])) in self._varying[node.inputs[0]]
+        rank += node.op == "select"  # which its output has lost
+        return node.op in ("select", "slice") and dimension(node, "dim", rank) in self._varying[node.inputs[0]]
 
     def _blank(self, shape: Shape, atoms: Atoms) -> Value:
         coordinates = tuple(atoms.new(extent(size)) for size in shape)

@@ -88,9 +88,8 @@ class Network(nn.Module):
 
     def _bayeszip_check(self, opened: "_Open", inputs: Sequence[Tensor]) -> None:
         """Hold inputs against the graph before anything runs; what was found to fit isn't looked at again."""
-        exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-        if exporting or not all(type(size) is int for each in inputs for size in each.shape[1:]):
-            return  # there sizes have names, and whatever a check does would be taken for a part of the network
+        if torch.compiler.is_compiling() or not all(type(size) is int for each in inputs for size in each.shape[1:]):
+            return  # there sizes may have names, and whatever a check does would be taken for a part of the network
         names = {name for step in self._bayeszip_steps for name in step.tensors if name is not None}
         held = {name: self._bayeszip_tensor(name) for name in names}
         floating = next((each.dtype for each in held.values() if each.is_floating_point()), torch.float32)
