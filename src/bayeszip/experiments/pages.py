@@ -113,8 +113,8 @@ def _networks(records: Sequence[Record]) -> str:
     if not records:
         return ""
     lines = (
-        "With augmentation: accuracy of decoded files on the test set, and whole files; means over",
-        "seeds that nobody chose on. Before: the pretrained networks. [RESULTS.md](RESULTS.md) has every point.",
+        "Accuracy of decoded files on the test set, and whole files; means over seeds. Before: the pretrained",
+        "networks. [RESULTS.md](RESULTS.md) has every point, and says what had been seen when a strength was chosen.",
         "",
         _markdown([headline_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",
