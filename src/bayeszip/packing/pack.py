@@ -21,6 +21,7 @@ from bayeszip.recipe import Coding
 from bayeszip.result import Form, Result, coded, coder_of, write_weights
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import check_materialized
+from bayeszip.variational.kinds import is_norm
 
 __all__ = ["pack"]
 
@@ -32,8 +33,6 @@ NORMS = 0.1
 
 #: Shared values of a network whose error can't be told: all zero, or beyond what squares can hold.
 CLUSTERS = 64
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def pack(
@@ -135,7 +134,7 @@ class _Target:
         return {
             f"{prefix}.{name}" if prefix else name
             for prefix, layer in self._network.named_modules()
-            if isinstance(layer, _NORMS)
+            if is_norm(layer)
             for name in (*layer._parameters, *layer._buffers)
         }
 
