@@ -221,8 +221,8 @@ def _against(sizes: list[int | None]) -> list[str]:
 def _notes() -> list[str]:
     return [
         "The figures were gathered in several runs, some of ours before the last change to `pack`, and for some",
-        "networks with further steps of NNCodec by the same functions: not in one run of this script. Both sides' files",
-        "at equal accuracy are picked on the very test images that they are judged by; 0.3 points are 6 images.",
+        "networks with further steps of NNCodec by the same functions: not in one run of this script. Both sides'",
+        "files at equal accuracy are picked on the very test images that they are judged by; 0.3 points are 6 images.",
         "",
         "Error: how far matrices and kernels moved, as a share of their size (root mean squares); sizes between two",
         "files are interpolated. Accuracy: the smallest file that loses at most so many points on 2,000 test images.",
