@@ -273,7 +273,6 @@ class Searcher:
             if child is not None and len(child) <= LONGEST and self.attempt(child):
                 self._tell(child)
         return {
-            "cpu_seconds": round(time.process_time() - begin, 1),
             "tried": self.outcome.tried,
             "accepted": self.outcome.accepted,
             "agreed": self.agreed,
