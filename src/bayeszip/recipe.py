@@ -78,6 +78,9 @@ class Recipe:
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
+    start_size: float = setting(
+        0.0, "root mean square that weights with a batch norm behind them begin with (0: as they came)", between(0, 1e3)
+    )
     #: Which tensors are compressed, and how strongly.
     layers: Selection = field(default_factory=Selection)
     pretraining: tuple[Phase, ...] = ()
@@ -377,6 +380,7 @@ RECIPES: dict[str, Recipe] = _named(
         Recipe(
             name="deep",
             batch_size=256,
+            start_size=0.05,
             pretraining=(_MOMENTUM,),
             phases=(
                 dataclasses.replace(_VD, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5, ramp=0.2)}),
