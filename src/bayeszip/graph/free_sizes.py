@@ -7,7 +7,6 @@ lost on some of them and wipe out others. The same function by weights of one si
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,7 +49,7 @@ def before_norms(graph: Graph) -> list[BeforeNorm]:
 
 
 @torch.no_grad()
-def begin_even(network: nn.Module, examples: Sequence[Tensor], size: float) -> None:
+def begin_even(network: nn.Module, examples: tuple[Tensor, ...], size: float) -> None:
     """Bring weights with a batch norm behind them to the root mean square `size`; the network computes what it did.
 
     One that can't be traced stays as it is, and so does a layer that is frozen, or its norm.
