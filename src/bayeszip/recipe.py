@@ -209,6 +209,12 @@ class Recipe:
             codebook_bits=16,
         )
 
+    def at_rate(self, rate: float) -> "Recipe":
+        """A copy by which a bit weighs `rate`; its closing phase says so in its name."""
+        weighed = self.having({"quantization.rate": rate})
+        name = f"{self.closing.name}-rate={weighed.quantization.rate:g}"
+        return dataclasses.replace(weighed, closing=dataclasses.replace(self.closing, name=name))
+
     def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
         """All phases in the order in which they run."""
         return (*(self.pretraining if pretrain else ()), *self.phases, self.closing)
