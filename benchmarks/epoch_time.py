@@ -1,4 +1,4 @@
-"""Epochs of ResNet-20 and VGG-16: plain training against VD and VD+SWS, in time and in memory; fp32 and bf16.
+"""Epochs of ResNet-20 and VGG-16: plain training against VD, VD+SWS and all terms, in time and memory; fp32 and bf16.
 
 Batches lie on the device (`resident`) or come from an iterable that hands over tensors of the device (`loader`). All
 rows are epochs of the real training loop on made-up images of CIFAR-10's shape; the first epoch, in which steps are
@@ -27,10 +27,13 @@ from torch import Tensor, nn
 
 from bayeszip import models
 from bayeszip.devices import device_name, resolve_device
+from bayeszip.ending import prices_of_zeros
 from bayeszip.errors import BayeszipError
-from bayeszip.fitting import Course, EpochStats, Fitting, Phase, ResidentBatches, Watcher
+from bayeszip.fitting import Course, EpochStats, Fitting, Phase, ResidentBatches, Watcher, start_terms
 from bayeszip.fitting.launch import make_engine
 from bayeszip.variational import to_variational
+from bayeszip.variational.groups import GroupSettings
+from bayeszip.variational.rate import RateSettings
 
 NETWORKS = ("resnet-20", "vgg-16")
 PRECISIONS = ("no", "bf16")
@@ -40,6 +43,9 @@ KINDS = {
     "plain": Phase(name="plain", epochs=3, noise=False, rate_theta=1e-3),
     "VD": Phase(name="VD", epochs=3, tau1=1.0),
     "VD+SWS": Phase(name="VD+SWS", epochs=3, tau1=1.0, tau2=0.02),
+    "all terms": Phase(
+        name="all", epochs=3, tau1=1.0, tau2=0.02, terms={"rate": RateSettings(0.5), "groups": GroupSettings(3.0)}
+    ),
 }
 #: Images of CIFAR-10 that networks are trained on; the others are for validation.
 CIFAR10 = 45_000
@@ -123,12 +129,13 @@ def _trained(row: Row, device: torch.device, batch: int, images: int) -> Clock:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pixels, labels = torch.randn(images, 3, 32, 32, device=device), torch.arange(images, device=device) % 10
     feed = ResidentBatches(pixels, labels, batch, shuffle=True) if row.feed == "resident" else None
-    clock = Clock()
+    clock, phase = Clock(), KINDS[row.kind]
     Fitting(
         network,
         feed or HandedOver(pixels, labels, batch),
-        (KINDS[row.kind],),
+        (phase,),
         n_data=images,
+        terms=start_terms(network, (phase,), {"rate": prices_of_zeros}),
         watcher=clock,
         engine=make_engine(device, mixed_precision=row.precision),
     ).run()

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from bayeszip.variational import GroupPrior, Rate, variational_weights
 __all__ = [
     "BesideWeights",
     "Ending",
+    "at_rates",
     "bytes_now",
     "check_trials",
     "held_to",
@@ -86,6 +87,27 @@ def check_trials(validation: object | None, target: object | None) -> None:
         raise RecipeError("quantization.rate_trials are judged on validation data; give some, or set it to 0")
     if target is not None:
         raise RecipeError("a target decides how small the file is; set quantization.rate_trials=0, or drop the target")
+
+
+def at_rates(settings: Recipe, rates: Sequence[float], target: object | None) -> tuple[Recipe, ...]:
+    """The recipe at each of these rates, for further endings of its training.
+
+    Raises:
+        RecipeError: one of them is none, or there twice; or a target, or trials, decide how small the file is.
+    """
+    if not rates:
+        return ()
+    if isinstance(rates, str):
+        raise RecipeError(f"rates are several numbers: (0.5, 1, 2), not {rates!r}")
+    if target is not None:
+        raise RecipeError("a target decides how small the file is, and rates make several files; give one of them")
+    if settings.quantization.rate_trials:
+        raise RecipeError("rates make a file each, and trials choose one; set quantization.rate_trials=0")
+    weighed = tuple(settings.at_rate(rate) for rate in rates)
+    every = [each.quantization.rate for each in (settings, *weighed)]
+    if doubled := sorted({rate for rate in every if every.count(rate) > 1}):
+        raise RecipeError(f"rate {doubled[0]:g} is there twice; the first file has the recipe's, {every[0]:g}")
+    return weighed
 
 
 @dataclass(frozen=True)
