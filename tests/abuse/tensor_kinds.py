@@ -41,6 +41,20 @@ def _on_grid(grid: Grid, numbers: np.random.Generator, shape: tuple[int, ...]) -
     return QuantizedTensor.on_grid(_symbols(numbers, shape, grid.size), grid)
 
 
+def _along_path(grid: UniformGrid, numbers: np.random.Generator, shape: tuple[int, ...]) -> QuantizedTensor:
+    """Multiples of a step of which each tells by its parity whether those after it are even or odd, or zero.
+
+    That is how dependent values are: a machine of eight states goes along the cells, where all of them are live.
+    """
+    state, path = 0, []
+    for index in numbers.integers(-(grid.size // 4), grid.size // 4 + 1, int(np.prod(shape))).tolist():
+        odd = state & 1
+        path.append(2 * index - odd if index > 0 else 2 * index + odd if index else 0)
+        state = state >> 1 ^ (index & 1) << 1 ^ odd * 5
+    steps = np.array(path, dtype=np.int64).reshape(shape)
+    return QuantizedTensor.on_grid(np.where(steps < 0, -2 * steps - 1, 2 * steps), grid)
+
+
 def _scaled(kind: Kind, axis: int, numbers: np.random.Generator, shape: tuple[int, ...]) -> QuantizedTensor:
     """With a scale for each row or column, where there are any."""
     tensor = kind(numbers, shape)
@@ -53,6 +67,7 @@ def _scaled(kind: Kind, axis: int, numbers: np.random.Generator, shape: tuple[in
 _PLAIN: dict[str, Kind] = {
     "values": _valued,
     "equal steps": partial(_on_grid, UniformGrid(0.25, 13)),
+    "dependent steps": partial(_along_path, UniformGrid(0.25, 13)),
     "equal ratios": partial(_on_grid, LogGrid(0.25, 1.5, 9)),
     "equal ratios above zero": partial(_on_grid, LogGrid(0.125, 1.25, 6, signed=False)),
 }
