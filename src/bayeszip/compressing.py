@@ -237,6 +237,8 @@ def _check_options(
 
 def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
     """Make the weights of `network` Gaussian as the recipe says."""
+    if settings.start_size:
+        graph.begin_even(network, examples, settings.start_size)
     return to_variational(
         network,
         log_sigma2=settings.start_log_sigma2,
@@ -434,8 +436,10 @@ class _Path:
             kept, result = result, better(other, result, quality)
             strength = strength if result is kept else weaker
         if quality is not None and not quality.is_kept(result.figures):
-            posterior = Posterior.of(self._gaussian(quality)[0])
-            untrained = self._ending(copy.deepcopy(self.network)).untrained(posterior, quality)
+            network, _ = self._gaussian(quality)
+            posterior = Posterior.of(network)
+            to_stock(network)
+            untrained = self._ending(network).untrained(posterior, quality)
             kept, result = result, better(untrained, result, quality)
             strength = strength if result is kept else 0.0
         if self.target is None or quality is not None:
