@@ -48,7 +48,7 @@ def test_what_recipes_have_on_can_be_switched_off():
 
 def test_the_table_compares_seed_by_seed():
     figures = {"validation_accuracy": 0.97, "seconds": 3.0, "params": 1000, "model": "lenet-5"}
-    sizes = {("none", 0): 100, ("none", 1): 200, ("none-rate=1", 0): 50}
+    sizes = {("none", 0): 100, ("none", 1): 200, (f"none-rate={SNAP:g}", 0): 50}
     sizes |= {("rate-term", 0): 90, ("rate-term", 1): 160, ("rate-term", 2): 1}
     records = [
         {"name": f"lenet-5-tau1=1-{part}-{seed}", "seed": seed, "bytes": size, "accuracy": 0.9 + size / 1000, **figures}

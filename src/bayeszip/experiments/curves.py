@@ -131,19 +131,19 @@ def variant_of(
     )
 
 
-_RATES = (0.5, 1, 2, 4)
-_HEADLINES = tuple((0.35, rate) for rate in (0, *_RATES))
+#: Endings of a training on CIFAR-10.
+_RATES = (0.25, 0.5, 1, 1.5, 2)
 
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
-    Curve("resnet-8", True, (0.1, 0.35), _HEADLINES, _RATES),
-    Curve("resnet-20", True, (0.1, 0.35), _HEADLINES, _RATES),
-    Curve("resnet-20", False, (0.1, 0.35), _HEADLINES, _RATES),
-    Curve("resnet-20-4", True, (0.1, 0.35), _HEADLINES, _RATES),
-    Curve("vgg-16", True, (0.1, 0.35), _HEADLINES, _RATES),
+    Curve("resnet-8", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", False, (0.05, 0.2), ((0.2, 0.25),), _RATES),
+    Curve("resnet-20-4", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
+    Curve("vgg-16", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
 )
 
 

@@ -15,7 +15,7 @@ __all__ = ["ABLATED", "PARTS", "SNAP", "Ablated", "part_variants"]
 _OFF = f"{AT_NO_RATE} all.rate.tau=0 all.groups.tau=0 mixture.seeding=quantiles"
 
 #: What a bit weighs where symbols are chosen by rate and distortion.
-SNAP = 1.0
+SNAP = 0.5
 
 #: For each training what switches its part on, what that is, and what it is with symbols by rate and distortion.
 PARTS: dict[str, tuple[str, str, str]] = {
