@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ from bayeszip.variational import GroupPrior, Rate, variational_weights
 __all__ = [
     "BesideWeights",
     "Ending",
+    "at_rates",
     "bytes_now",
     "check_curvature",
     "check_trials",
@@ -101,6 +102,27 @@ def check_curvature(training: object | None, target: object | None) -> None:
         raise RecipeError("quantization.curvature is seen on training data; give some (train_loader), or set it to 0")
     if target is not None:
         raise RecipeError("a target decides what is kept; set quantization.curvature=0, or drop the target")
+
+
+def at_rates(settings: Recipe, rates: Sequence[float], target: object | None) -> tuple[Recipe, ...]:
+    """The recipe at each of these rates, for further endings of its training.
+
+    Raises:
+        RecipeError: one of them is none, or there twice; or a target, or trials, decide how small the file is.
+    """
+    if not rates:
+        return ()
+    if isinstance(rates, str):
+        raise RecipeError(f"rates are several numbers: (0.5, 1, 2), not {rates!r}")
+    if target is not None:
+        raise RecipeError("a target decides how small the file is, and rates make several files; give one of them")
+    if settings.quantization.rate_trials:
+        raise RecipeError("rates make a file each, and trials choose one; set quantization.rate_trials=0")
+    weighed = tuple(settings.at_rate(rate) for rate in rates)
+    every = [each.quantization.rate for each in (settings, *weighed)]
+    if doubled := sorted({rate for rate in every if every.count(rate) > 1}):
+        raise RecipeError(f"rate {doubled[0]:g} is there twice; the first file has the recipe's, {every[0]:g}")
+    return weighed
 
 
 @dataclass(frozen=True)
@@ -269,7 +291,7 @@ class Ending:
 
     def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
         """What data show of the network as it is without a rate, if that counts."""
-        if not how.curvature or self.see is None:
+        if not (how.curvature and how.rate) or self.see is None:
             return None
         return self.see(self.network, quantize(posterior, _at(how, 0.0)))
 
@@ -300,14 +322,14 @@ class Ending:
 
 def _at(how: Quantization, rate: float) -> Quantization:
     """The same at another rate, which is not tried but taken."""
-    return dataclasses.replace(how, rate=rate, rate_trials=0, curvature=how.curvature if rate else 0.0)
+    return dataclasses.replace(how, rate=rate, rate_trials=0)
 
 
 def _symbols(
     posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
 ) -> dict[str, QuantizedTensor]:
     """Quantized as `how` says, by what is `seen` if that counts."""
-    if seen is None or not how.curvature:
+    if seen is None or not how.rate:
         return quantize(posterior, how)
     return by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
 

@@ -132,10 +132,6 @@ class Quantization:
             raise RecipeError(
                 "quantization.rate_trials tries parts of quantization.rate, which is 0; set it to 1 or so"
             )
-        if self.curvature and not self.rate:
-            raise RecipeError(
-                "quantization.curvature weighs moves against bits, which weigh nothing; set quantization.rate=1 or so"
-            )
         if self.codebook_bits not in (16, 32):
             raise RecipeError(f"quantization.codebook_bits must be 16 or 32, not {self.codebook_bits}")
 

@@ -61,6 +61,7 @@ from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
+from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
@@ -158,6 +159,8 @@ class Compressor:
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         settings = self.recipe
+        if settings.start_size and example_inputs is not None:
+            begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
         self.conversion = to_variational(
             self.model,
             log_sigma2=settings.start_log_sigma2,
