@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bayeszip import codec, graph
-from bayeszip.graph.ordering import order_units
+from bayeszip.graph.ordering import order_units, reordered
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 
 
@@ -63,6 +63,17 @@ def test_the_file_gets_smaller():
     network = nn.Sequential(nn.Linear(80, 60), nn.ReLU(), nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 10))
     model = _sparse(network, torch.randn(2, 80), density=0.1)
     assert len(codec.encode(order_units(model))) < len(codec.encode(model)) - 20
+
+
+def test_any_order_computes_the_same_and_is_sorted_alike():
+    torch.manual_seed(0)
+    example = torch.randn(3, 1, 12, 12)
+    model = _sparse(_lenet(), example)
+    noise = np.random.default_rng(1)
+    other = reordered(model, lambda symbols: noise.permutation(len(symbols)))
+    assert other != model
+    assert torch.allclose(graph.to_module(model)(example), graph.to_module(other)(example), atol=1e-5)
+    assert codec.measure(order_units(other)) == codec.measure(order_units(model))
 
 
 def test_what_is_read_twice_keeps_its_order():
