@@ -1,51 +1,43 @@
 """The promises of the decoder as figures: each check returns what it found; tests and the report judge it."""
 
 import json
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache, reduce
+from collections.abc import Iterable
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from time import process_time
-from typing import Any
-from unittest.mock import patch
 
-import numpy as np
+from agreement import agrees, digest
 from malformed import malformed
 from mutation import GOLDEN, LIMITS, Outcome, fields, mutant, mutations, repaired, trial
+from tensor_kinds import files, small_ways
 
-from bayeszip.codec import Limits, decode, encode, ways
+from bayeszip.codec import Limits, decode, encode, inspect
 from bayeszip.errors import FormatError
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, QuantizedTensor, UniformGrid
 
 __all__ = [
     "audit_events",
-    "by_many",
     "claim_everything",
+    "compile_loops",
     "enumerations",
     "flips",
     "golden",
+    "golden_agreed",
     "identical_bytes",
     "limits_hold",
     "malformed_corpus",
     "memory",
     "mutated",
-    "mutated_optimized",
-    "mutated_with_bounds_checked",
     "prefixes",
     "refusals",
     "seeds",
-    "small_ways",
-    "small_ways_files",
     "values",
 ]
 
@@ -55,9 +47,9 @@ ALL_GOLDEN = Limits(elements=1 << 21, memory=1 << 22)
 
 
 def golden(largest: int = 1 << 30) -> dict[str, bytes]:
-    """The golden files up to a size."""
-    files = {path.name: path.read_bytes() for path in GOLDEN}
-    return {name: blob for name, blob in files.items() if len(blob) <= largest}
+    """The golden files of all versions up to a size."""
+    held = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in GOLDEN}
+    return {name: blob for name, blob in held.items() if len(blob) <= largest}
 
 
 def prefixes(blob: bytes) -> Outcome:
@@ -106,55 +98,35 @@ def _every_value(blob: bytes, places: Iterable[int], limits: Limits) -> Outcome:
     return outcome
 
 
-def mutated(task: tuple[int, int]) -> Outcome:
-    """So many mutants of the small golden files, of the malformed corpus and of all ways of coding, by a seed."""
-    count, seed = task
+def mutated(count: int, seed: int) -> Outcome:
+    """So many mutants of the small golden files, of the malformed corpus and of all kinds and ways, by a seed."""
     outcome = Outcome()
     with small_ways():
         mutations(seeds(), count, seed, outcome)
     return outcome
 
 
-@contextmanager
-def small_ways() -> Iterator[None]:
-    """Within, small tensors have a choice of ways and small networks streams, as only large ones have otherwise."""
-    with patch.object(ways, "LEAST_CELLS", 16), patch.object(ways, "_STREAM", 64):
-        yield
-
-
-def small_ways_files() -> list[bytes]:
-    """Files of small models in all ways, alone and in streams; to be read within `small_ways` only."""
-    gauss = np.random.default_rng(1)
-    grid, codebook = UniformGrid(0.25, 13), np.array([0, -0.5, 0.75, 0.125, -1.5], dtype=np.float32)
-
-    def smooth(shape: tuple[int, ...]) -> QuantizedTensor:
-        numbers = np.rint(gauss.normal(size=shape).cumsum(axis=-1)).clip(-6, 6).astype(np.int64)
-        return QuantizedTensor.on_grid(np.where(numbers < 0, -2 * numbers - 1, 2 * numbers), grid)
-
-    def sparse(shape: tuple[int, ...]) -> QuantizedTensor:
-        return QuantizedTensor(gauss.integers(1, 5, shape) * (gauss.random(shape) < 0.2), codebook)
-
-    several = CompressedModel({"a": smooth((8, 9)), "b": sparse((9, 8)), "c": smooth((4, 2, 3, 3)), "d": smooth((70,))})
-    alone = [CompressedModel({"w": tensor}) for tensor in (smooth((4, 3, 3, 3)), sparse((12, 9)), smooth((40,)))]
-    with small_ways():
-        return [encode(model, ways=way << 1) for model in alone for way in (ways.QUICK, ways.NEIGHBORS)] + [
-            encode(several, ways=number) for number in (0b010000101, 0b100100011, 0b1)
-        ]
-
-
-def by_many(check: Callable[[Any], Outcome], tasks: list[Any], jobs: int) -> Outcome:
-    """What a check finds for all its tasks, in several processes."""
-    if jobs == 1:
-        return reduce(Outcome.merged, map(check, tasks), Outcome())
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        return reduce(Outcome.merged, pool.map(check, tasks), Outcome())
+def golden_agreed(name: str) -> dict:
+    """A golden file: it decodes to what it was made of, is written so again, and the second decoder reads the same."""
+    blob, faults = golden()[name], []
+    expected = json.loads((HERE.parent / "golden" / name).with_name("manifest.json").read_text())[Path(name).name]
+    model, described = inspect(blob)
+    try:
+        agrees(blob, model)
+    except AssertionError as error:
+        faults.append(f"{name}: the second decoder differs: {error}")
+    if digest(model) != expected["digest"] or described.version != int(name[1]):
+        faults.append(f"{name} decodes to another model")
+    if encode(model, coder=expected["coder"], **expected["options"]) != blob:
+        faults.append(f"{name} is written differently")
+    return {"tried": 1, "accepted": 1, "faults": faults}
 
 
 @cache
 def seeds() -> list[bytes]:
     """What mutants descend from: small golden files and malformed ones; tried once, which loads compiled loops."""
     found = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
-    found += small_ways_files()
+    found += files()
     for _ in range(2):  # the second time with all of them compiled
         for blob in found:
             with small_ways():
@@ -166,8 +138,8 @@ def malformed_corpus() -> dict:
     """The hand-made files: wrong errors, and the cost of refusing each."""
     wrong, slowest, largest = [], 0.0, 0
     seeds()
-    files = list(malformed())
-    for name, blob, expected in files:
+    corpus = list(malformed())
+    for name, blob, expected in corpus:
         outcome = Outcome()
         trial(blob, outcome)  # loads what the first call must
         tracemalloc.start()
@@ -179,7 +151,7 @@ def malformed_corpus() -> dict:
         slowest = max(slowest, timed.slowest_refusal)  # of processor time, the least of four
         if set(outcome.refused) != {expected} or outcome.accepted or outcome.faults:
             wrong.append(f"{name}: {dict(outcome.refused)} instead of {expected}")
-    return {"files": len(files), "wrong": wrong, "slowest_ms": 1000 * slowest, "largest_mib": largest / 2**20}
+    return {"files": len(corpus), "wrong": wrong, "slowest_ms": 1000 * slowest, "largest_mib": largest / 2**20}
 
 
 def claim_everything() -> dict:
@@ -226,8 +198,8 @@ def _fits(blob: bytes) -> bool:
 
 
 def _in_new_process(code: str, environment: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> dict:
-    """What `code` prints, as JSON; run with this folder on the path."""
-    prelude = f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+    """What `code` prints, as JSON; run with the folders of these tests on the path."""
+    prelude = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent / 'codec')]}\n"
     run = subprocess.run(
         [sys.executable, "-W", "ignore", *flags, "-c", prelude + code],
         env=os.environ | (environment or {}), capture_output=True, text=True, check=False,
@@ -284,6 +256,11 @@ print(json.dumps({"digest": sha.hexdigest()}))
     ]
     found = {_in_new_process(code, environment, flags)["digest"] for environment, flags in settings}
     return {"settings": len(settings), "files": len(golden(8000)), "digests": len(found)}
+
+
+def compile_loops(environment: dict[str, str] | None = None) -> None:
+    """Fills numba's cache, so that many processes after this one need not."""
+    _in_new_process("from checks import seeds\nseeds()\nprint('{}')", environment)
 
 
 def memory() -> list[dict]:
@@ -344,40 +321,6 @@ for number, (name, (tensor, coder)) in enumerate(cases.items()):
 print(json.dumps(out))
 """
     return [(name, Path(path), size) for name, path, size in _in_new_process(code)]
-
-
-def mutated_with_bounds_checked(count: int, seed: int, cache: Path, jobs: int = 1) -> dict:
-    """Mutants again, with numba checking every index: no loop leaves its arrays."""
-    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
-    return _mutated_elsewhere(count, seed, jobs, checked, ())
-
-
-def mutated_optimized(count: int, seed: int, jobs: int = 1) -> dict:
-    """Mutants under `python -O`, which drops assertions."""
-    return _mutated_elsewhere(count, seed, jobs, None, ("-O",))
-
-
-def _mutated_elsewhere(
-    count: int, seed: int, jobs: int, environment: dict[str, str] | None, flags: tuple[str, ...]
-) -> dict:
-    """So many mutants in new processes, each with a share of them and a seed of its own."""
-
-    def share(job: int) -> dict:
-        code = f"""
-import json
-from checks import mutated
-outcome = mutated(({-(-count // jobs)}, {seed + 1000 * job}))
-print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
-"""
-        return _in_new_process(code, environment, flags)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        shares = list(pool.map(share, range(jobs)))
-    return {
-        "tried": sum(each["tried"] for each in shares),
-        "accepted": sum(each["accepted"] for each in shares),
-        "faults": [fault for each in shares for fault in each["faults"]],
-    }
 
 
 def limits_hold(blob: bytes, elements: int, size: int) -> bool:
