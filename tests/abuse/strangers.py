@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from tensor_kinds import KINDS, any_ways, small_ways
-from units import Crew, go_on, save, serve
+from units import Crew, go_on, left, save, serve
 
 from bayeszip.codec import Limits, encode, inspect
 from bayeszip.errors import BayeszipError, ModelError
@@ -507,7 +507,7 @@ def main() -> None:
         return
     found = campaign(options.files, options.first, options.jobs, options.report, options.seconds)
     print(json.dumps(found, indent=1, ensure_ascii=False))
-    if found["unfinished"] or found["begun"] < options.files:
+    if left(found, options.first, options.files):
         raise SystemExit(f"{found.get('files', 0)} of {options.files} files; the same command goes on")
 
 
