@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bayeszip.experiments.runs import Variant, at_rate
 
-__all__ = ["AT_NO_RATE", "CURVES", "NETWORKS", "Curve", "Network", "Point", "curve_of", "variant_of"]
+__all__ = ["AT_NO_RATE", "CURVES", "NETWORKS", "UNTOUCHED", "Curve", "Network", "Point", "curve_of", "variant_of"]
 
 #: Whatever a recipe has.
 AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
