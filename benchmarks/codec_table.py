@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+import startup
 from bayeszip.codec import decode, describe, encode, measure
 from bayeszip.codec.huffman import HuffmanCode
 from bayeszip.tensors import CompressedModel, QuantizedTensor
@@ -206,13 +207,13 @@ def speed(python: str | None) -> list[dict]:
 
 
 def threads() -> list[dict]:
-    """The same large network by one thread and by two: seconds by the clock, the best of three by turns."""
+    """The same large network by one thread and by two: seconds by the clock, the best of ten by turns."""
     model = halves(0.02)
     thorough = 1  # streams, and every tensor as usual: the case that has most to do
     table = []
     for name, ways in (("as by default", None), ("all by the thorough model", thorough)):
         best = {count: [math.inf, math.inf] for count in (1, 2)}
-        for _ in range(3):
+        for _ in range(10):
             for count, figures in best.items():
                 os.environ["BAYESZIP_THREADS"] = str(count)
                 begin = time.perf_counter()
@@ -224,44 +225,6 @@ def threads() -> list[dict]:
         rates = {str(count): [model.parameters / 1e6 / seconds for seconds in best[count]] for count in best}
         table.append({"case": name, "bytes": len(blob), "rates": rates})
     return table
-
-
-_START = """
-import time, sys
-t0 = time.perf_counter()
-import numpy
-t1 = time.perf_counter()
-import bayeszip.codec
-t2 = time.perf_counter()
-blob = open(sys.argv[1], "rb").read()
-bayeszip.codec.decode(blob)
-t3 = time.perf_counter()
-print(t1 - t0, t2 - t1, t3 - t2)
-"""
-
-
-def start() -> list[dict]:
-    """A fresh process that decodes a small file: where its time goes, in milliseconds; the best of five."""
-    results = HERE.parent / "results"
-    return [
-        _started(results / "quick" / "tau1=1-0.bayz"),
-        _started(results / "table" / "lenet-5-vd+sws-10.bayz"),
-        _started(HERE.parent / "tests" / "golden" / "v1" / "norm.context.bayz"),
-    ]
-
-
-def _started(path: Path) -> dict:
-    best: dict = {}
-    for _ in range(5):
-        begin = time.perf_counter()
-        command = [sys.executable, "-c", _START, str(path)]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        whole = 1000 * (time.perf_counter() - begin)
-        parts = [1000 * float(part) for part in run.stdout.split()]
-        if not best or whole < best["whole"]:
-            names = ("numpy", "codec", "decode")
-            best = {"bytes": path.stat().st_size, "whole": whole} | dict(zip(names, parts, strict=True))
-    return best
 
 
 _SCALE = """
@@ -366,39 +329,30 @@ def _speed(rows: list[dict]) -> list[str]:
 
 
 def _threads(rows: list[dict]) -> list[str]:
-    head = [
-        "20 tensors of 500k, 2 % weights",
-        "bytes",
-        "encode, 1 thread",
-        "2 threads",
-        "decode, 1 thread",
-        "2 threads",
-    ]
-    cells = [
-        [row["case"], f"{row['bytes']:,}"]
-        + [f"{row['rates'][count][place]:.1f}" for place in (0, 1) for count in ("1", "2")]
-        for row in rows
-    ]
+    head = ["20 tensors of 500k, 2 % weights", "bytes"]
+    head += [f"{what}{more}" for what in ("encode", "decode") for more in (", 1 thread", ", 2 threads", ", times")]
+    cells = []
+    for row in rows:
+        one, two = row["rates"]["1"], row["rates"]["2"]
+        rates = [f"{rate:.1f}" for place in (0, 1) for rate in (one[place], two[place], two[place] / one[place])]
+        cells.append([row["case"], f"{row['bytes']:,}", *rates])
     return [
         "## Threads, million weights a second by the clock",
         "",
         *_table(head, cells),
         "",
-        "The best of three on a machine that others use too, so two threads may show less than they could.",
+        "The best of ten; where others use the machine too, two threads show less than they could.",
     ]
 
 
-def _start(rows: list[dict]) -> list[str]:
-    head = ["bytes", "whole process, ms", "of it importing numpy", "importing the codec", "decoding"]
-    parts = ("whole", "numpy", "codec", "decode")
-    cells = [[f"{row['bytes']:,}", *(f"{row[part]:.0f}" for part in parts)] for row in rows]
+def _start(rows: dict[str, list[float]]) -> list[str]:
     return [
-        "## A fresh process that decodes a small file",
+        "## A small file from nothing, as after a fresh installation",
         "",
-        *_table(head, cells),
+        *startup.table(rows),
         "",
-        "By the clock, the best of five. Up to 100,000 decisions numba is not loaded: plain Python has decoded such a",
-        "file by the time that numba takes to load and to fetch compiled loops from its cache; compiling takes longer.",
+        "New processes, each the best of 20 (`startup.py`). Up to 100,000 decisions numba is not loaded: plain Python",
+        "has decoded such a file by the time that numba takes to load and to fetch compiled loops from its cache.",
     ]
 
 
@@ -422,7 +376,7 @@ def main() -> None:
         "sizes": lambda: sizes(arguments.peer),
         "speed": lambda: speed(arguments.peer),
         "threads": threads,
-        "start": start,
+        "start": lambda: startup.measured(startup.FILES, 20),
         "scale": scale,
     }
     path = HERE / "codec.json"

@@ -2,10 +2,10 @@
 
     python benchmarks/latency.py [FILE.bayz …] [-o benchmarks/latency.json]
 
-Files are of built-in networks. Without any, the headlines of ResNet-20 and VGG-16 in results/frontier are measured,
-where they are, and a LeNet-5 of the paper's table. The original is the built-in network as a user has it: in torch its
-own class in eval mode, in onnxruntime what torch's exporter makes of it. With `-o` the figures are written as JSON:
-`benchmarks/latency.json` is what RESULTS.md shows.
+Files are of built-in networks. Without any, the first and the last headline of ResNet-20 and VGG-16 in results/frontier
+are measured, where they are, and a LeNet-5 of the paper's table. The original is the built-in network as a user has it:
+in torch its own class in eval mode, in onnxruntime what torch's exporter makes of it. With `-o` the figures are written
+as JSON: `benchmarks/latency.json` is what RESULTS.md shows.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip import loading, models
-from bayeszip.experiments.curves import CURVES
+from bayeszip.experiments.curves import CURVES, UNTOUCHED
 from bayeszip.experiments.records import file_of, read
 from bayeszip.graph.onnx import to_onnx
 
@@ -52,15 +52,15 @@ class Row:
 
 
 def default_files() -> list[Path]:
-    """The first headline of ResNet-20 and of VGG-16, as far as they are there, and a LeNet-5."""
+    """The first and the last headline of ResNet-20 and of VGG-16, as far as they are there, and a LeNet-5."""
     folder = ROOT / "results" / "frontier"
     records = read(folder)
     found = [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz"]
     for curve in CURVES:
         if curve.model in ("resnet-20", "vgg-16") and curve.augmented:
-            variants = [variant for variant in curve.variants() if len(variant.seeds) > 1]
-            names = [f"{variant.name}-{variant.seeds[0]}" for variant in variants]
-            found += [file_of(folder, name) for name in names if name in records]
+            names = [f"{point.name}-{UNTOUCHED[0]}" for point in curve.points() if point.is_headline]
+            held = [file_of(folder, name) for name in names if name in records]
+            found += dict.fromkeys([*held[:1], *held[-1:]])
     return found
 
 

@@ -4,10 +4,11 @@
         [--only resnet-20 …] [--qp -38 -34 …] [-o benchmarks/nncodec.json]
 
 `DIR/pretrained` is what `bayeszip reproduce frontier --again DIR` leaves: the very networks that our curves begin from,
-those of the first seed. The peer is NNCodec 2.1.3 in a virtual environment of its own; see codec_peer.py for how to
-make it, and pack_peer.py for what is asked of it. Bytes are those of the whole bitstream, which has no graph;
-accuracies are those of the decoded weights. What is written is what RESULTS.md and the pictures show; networks that
-are not measured stay in it as they are.
+those of the first seed. Instead, MODEL=FILE names a network that was pretrained elsewhere, and may be repeated. The
+peer is NNCodec 2.1.3 in a virtual environment of its own; see codec_peer.py for how to make it, and pack_peer.py for
+what is asked of it. Bytes are those of the whole bitstream, which has no graph; accuracies are those of the decoded
+weights. What is written is what RESULTS.md and the pictures show; networks that are not measured stay in it as they
+are.
 """
 
 import argparse
@@ -71,6 +72,19 @@ def coded(python: str, state: dict[str, np.ndarray], told: list[dict[str, Any]])
         return [(size, dict(np.load(folder / f"{number}.npz"))) for number, size in enumerate(sizes)]
 
 
+def networks(places: list[str], only: list[str]) -> dict[str, Path]:
+    """The file of each network that is there: as MODEL=FILE says, or in the folder that is given."""
+    named = {model: Path(path) for model, equals, path in (place.partition("=") for place in places) if equals}
+    for folder in (Path(place) for place in places if "=" not in place):
+        for model in only:
+            path = weights_of(model, folder)
+            if path is None:
+                print(f"{folder} has no pretrained {model}; left out")
+            else:
+                named.setdefault(model, path)
+    return {model: named[model] for model in only if model in named}
+
+
 def points(model: str, path: Path, python: str, data: str, steps: list[int]) -> list[dict[str, Any]]:
     """The model's points, on the validation and on the test images."""
     device = resolve_device("auto")
@@ -97,7 +111,7 @@ def points(model: str, path: Path, python: str, data: str, steps: list[int]) -> 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of pretrained networks")
+    parser.add_argument("places", nargs="+", metavar="FOLDER|MODEL=FILE", help="of pretrained networks")
     parser.add_argument("--peer", required=True, help="the Python of NNCodec's virtual environment")
     parser.add_argument("--data", default="cifar10", help="where CIFAR-10 is: cifar10:FOLDER")
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
@@ -105,11 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=HERE / "nncodec.json")
     chosen = parser.parse_args(arguments)
     rows = json.loads(chosen.output.read_text())["rows"] if chosen.output.exists() else []
-    for model in chosen.only:
-        path = weights_of(model, chosen.folder)
-        if path is None:
-            print(f"{chosen.folder} has no pretrained {model}; left out")
-            continue
+    for model, path in networks(chosen.places, chosen.only).items():
         data = chosen.data if NETWORKS[model].data == "cifar10" else NETWORKS[model].data
         found = points(model, path, chosen.peer, data, chosen.qp)
         rows = [row for row in rows if row["model"] != model] + found

@@ -58,7 +58,7 @@ def mlp(features=12, hidden=16, classes=3):
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def compress(model, *, settings=QUICK, pretrain=True, data=None, **options):
+def compress(model, *, settings=QUICK, pretrain=True, data=None, watcher=None, **options):
     return bayeszip.compress(
         model,
         data or batches(),
@@ -66,7 +66,7 @@ def compress(model, *, settings=QUICK, pretrain=True, data=None, **options):
         recipe=settings,
         pretrain=pretrain,
         device="cpu",
-        watcher=Silent(),
+        watcher=watcher or Silent(),
         **options,
     )
 
@@ -403,6 +403,17 @@ def test_of_rates_on_trial_the_first_that_keeps_the_accuracy_is_taken():
     assert more.accuracy < without.accuracy - 0.02
 
 
+def test_a_curvature_is_seen_on_the_training_data():
+    settings = QUICK.override("quantization.rate=16", "quantization.curvature=1")
+    result, plain = compress(mlp(), settings=settings), compress(mlp(), settings=QUICK.override("quantization.rate=16"))
+    assert result.bytes <= plain.bytes
+    assert result.figures.loss < plain.figures.loss
+    tried = compress(mlp(), settings=settings.override("quantization.rate_trials=1", "quantization.rate_drop=100"))
+    assert (tried.compressed.nonzero, tried.rate) == (result.compressed.nonzero, 16)
+    with pytest.raises(RecipeError, match="a target decides what is kept"):
+        compress(mlp(), settings=settings, max_bytes=400)
+
+
 def test_trials_that_nothing_can_judge_are_refused():
     settings = QUICK.override("quantization.rate=1", "quantization.rate_trials=2")
     with pytest.raises(RecipeError, match="judged on validation data"):
@@ -426,3 +437,65 @@ def test_transposed_and_grouped_convolutions_have_units_too(tmp_path):
     inputs = patches(seed=1)[0]
     outputs = bayeszip.load(tmp_path / "net.bayz")(inputs)
     torch.testing.assert_close(bayeszip.load(tmp_path / "net.bayz", into=network()).eval()(inputs), outputs)
+
+
+RATES = (4, 30.0, 1e3)
+
+
+@pytest.fixture(scope="module")
+def curve():
+    watcher = Told()
+    return compress(mlp(), rates=RATES, watcher=watcher), watcher
+
+
+class Told(Silent):
+    """Notes which phases there were."""
+
+    def __init__(self):
+        self.phases = []
+
+    def on_epoch(self, stats, course):
+        self.phases.append(stats.phase)
+
+
+def test_one_training_is_ended_at_several_rates(curve):
+    result, watcher = curve
+    assert result.blob == compress(mlp()).blob
+    assert [other.rate for other in result.others] == list(RATES)
+    sizes = [each.bytes for each in (result, *result.others)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    assert all(other.accuracy is not None and other.snapped.accuracy is not None for other in result.others)
+    names = ["values", "values-rate=4", "values-rate=30"]  # at the last rate nothing is left to train
+    assert list(dict.fromkeys(watcher.phases))[-4:] == ["vd+sws", *names]
+    for each, name in zip((result, *result.others), [*names, ""], strict=True):
+        assert each.fit.recipe.quantization.rate == each.rate
+        closing = [stats.phase for stats in each.fit.history if stats.phase.startswith("values")]
+        assert closing == [name] * (QUICK.scaled().closing.epochs if name else 0)
+    table = [line.split() for line in result.report().partition("warning:")[0].splitlines() if line][-4:]
+    assert [row[:2] for row in table] == [[f"{each.rate:g}", f"{each.bytes:,}"] for each in (result, *result.others)]
+
+
+def test_what_a_rate_costs_is_found_by_each_ending(curve):
+    *_, last = curve[0].others
+    assert last.died
+    assert any("died" in warning for warning in last.warnings)
+    assert not curve[0].died
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rates": (1, 2), "max_bytes": 400}, "a target decides how small the file is"),
+        ({"rates": (1, 1)}, "rate 1 is there twice"),
+        ({"rates": (1, 0)}, "rate 0 is there twice; the first file has the recipe's, 0"),
+        ({"rates": (-1,)}, "quantization.rate must be"),
+        ({"rates": ("much",)}, "quantization.rate must be"),
+        ({"rates": "12"}, "rates are several numbers"),
+        ({"rates": (2,), "settings": QUICK.override("quantization.rate=1", "quantization.rate_trials=2")}, "trials=0"),
+        ({"rates": (2,), "settings": QUICK.override("coding.coder=csr-huffman")}, "bits are those of the coder"),
+    ],
+)
+def test_rates_that_contradict_something_are_refused_before_the_training(options, message):
+    with pytest.raises(RecipeError, match=message):
+        compress(mlp(), **options)

@@ -12,7 +12,7 @@ from torch import nn
 from bayeszip.errors import ModelError, OutputError
 from bayeszip.fitting import Course, EpochStats, Phase, Watcher
 from bayeszip.fitting.course import Problem
-from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
+from bayeszip.progress import TensorBoardLog, TimeLeft, TrainingProgress, Watchers
 from bayeszip.variational import Divergence, to_variational, variational_weights
 
 PHASES = (Phase(name="l2", epochs=2, noise=False), Phase(name="vd", epochs=3, tau1=1.0))
@@ -39,7 +39,8 @@ def shown(events, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
     with TrainingProgress(PHASES, console) as display:
         for event in events:
-            display.on_batch(PHASES[1], 0.5)
+            for done in (0.25, 0.5):
+                display.on_batch(PHASES[1], done)
             display.on_epoch(event, course())
     return console.file.getvalue()
 
@@ -151,3 +152,58 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ModelError, match=r"bayeszip\[tensorboard\]"):
         TensorBoardLog(tmp_path, PHASES)
+
+
+SECONDS = {"l2": 1.0, "vd": 2.3, "vd+sws": 2.7, "values": 1.3}
+ALL = (
+    Phase(name="l2", epochs=5, noise=False),
+    Phase(name="vd", epochs=20, tau1=1.0, distillation=0.5),
+    Phase(name="vd+sws", epochs=10, tau1=1.0, tau2=0.1, distillation=0.5),
+    Phase(name="values", epochs=5, noise=False, distillation=0.5),
+)
+
+
+def estimates(seconds, steps=4, warm_up=3.0):
+    """What is said to be left after each epoch, and what was; the first step of a phase takes longer."""
+    clock, said, left = [0.0], [], TimeLeft(ALL, lambda: clock[0])
+    for phase in ALL:
+        clock[0] += warm_up
+        for step in range(phase.epochs * steps):
+            clock[0] += seconds[phase.name] / steps
+            left.on_step(phase, step / (phase.epochs * steps))
+            if step % steps == steps - 1:
+                left.on_epoch((step + 1) / (phase.epochs * steps))
+                said.append((left.seconds(), clock[0]))
+    return [(estimate, clock[0] - at) for estimate, at in said]
+
+
+def test_the_time_left_knows_that_phases_to_come_cost_more():
+    for estimate, truth in estimates(SECONDS):
+        assert estimate == pytest.approx(truth, abs=10, rel=0.1)
+    assert estimates(SECONDS)[-1][0] == 0
+
+
+def test_what_was_measured_counts_for_more_than_what_was_assumed():
+    slower = {**SECONDS, "vd": 6.0, "vd+sws": 7.0}
+    for estimate, truth in estimates(slower, warm_up=0.0)[8:]:
+        assert estimate == pytest.approx(truth, rel=0.25, abs=12)
+
+
+def test_nothing_is_said_before_something_is_known():
+    left = TimeLeft(ALL)
+    assert left.seconds() is None
+    left.on_step(ALL[0], 0.0)
+    assert left.seconds() is None
+    left.on_step(Phase(name="another"), 0.0)
+    left.on_step(Phase(name="another"), 0.5)
+    assert left.seconds() is None
+
+
+def test_a_phase_that_runs_again_is_counted_from_there():
+    left = TimeLeft(ALL, iter(range(100)).__next__)
+    for phase in (*ALL[:3], ALL[1]):
+        for done in (0.0, 0.5):
+            left.on_step(phase, done)
+    left.on_epoch(1.0)
+    # A step a second is two seconds for the phases that were seen.
+    assert left.seconds() == pytest.approx(2 + 2 / 10 / 2.7 * 1.3 * 5, rel=0.5)

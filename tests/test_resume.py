@@ -160,9 +160,12 @@ def test_a_target_is_steered_to_as_before(tmp_path, target):
     assert result.fit.strength == expected.fit.strength
 
 
-def test_trials_of_a_rate_are_taken_up(tmp_path):
+@pytest.mark.parametrize("curvature", [0, 1])
+def test_trials_of_a_rate_are_taken_up(tmp_path, curvature):
     """The closing phase runs once without a rate, and once for each that is tried."""
-    settings = QUICK.override("quantization.rate=4", "quantization.rate_trials=3")
+    settings = QUICK.override(
+        "quantization.rate=4", "quantization.rate_trials=3", f"quantization.curvature={curvature}"
+    )
     whole = Acting()
     expected = run(watcher=whole, recipe=settings)
     assert len(whole.steps) >= STEPS + 4
@@ -172,6 +175,23 @@ def test_trials_of_a_rate_are_taken_up(tmp_path):
     result = run(tmp_path, watcher=resumed, resume=True, recipe=settings)
     assert (result.blob, result.rate) == (expected.blob, expected.rate)
     assert len(resumed.steps) == len(whole.steps) - STEPS - 2
+
+
+def test_further_rates_are_taken_up(tmp_path):
+    whole = Acting()
+    expected = run(watcher=whole, rates=(1, 4))
+    assert len(whole.steps) == STEPS + 2 * 4
+    for after in (STEPS - 2, 5, 5):  # amid the first closing phase, the second and the third
+        with pytest.raises(Crash):
+            run(tmp_path, watcher=Acting(after), resume=True, rates=(1, 4))
+    with pytest.raises(CheckpointError, match=r"rates\[1\]: 4.0 then, 2.0 now"):
+        run(tmp_path, resume=True, rates=(1, 2))
+    resumed = Acting()
+    result = run(tmp_path, watcher=resumed, resume=True, rates=(1, 4))
+    for one, other in zip((result, *result.others), (expected, *expected.others), strict=True):
+        assert one.blob == other.blob
+        assert record(one) == record(other)
+    assert resumed.steps == ["values-rate=4"] * 3
 
 
 def test_nothing_saved_yet_begins_at_the_start(whole, tmp_path):

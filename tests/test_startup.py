@@ -5,7 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from bayeszip import cli
+from bayeszip.cli import main
 from bayeszip.codec import encode
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
 
@@ -42,10 +45,12 @@ except SystemExit as end:
 """
 
 
-def test_info_needs_neither_torch_nor_numba_nor_other_commands(small):
-    modules = imported(INFO.replace("FILE", repr(small)))
-    assert "bayeszip.cli.info" in modules
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_info_needs_neither_torch_nor_numba_nor_other_commands(small, options):
+    modules = imported(INFO.replace("FILE", ", ".join(map(repr, [small, *options]))))
+    assert "bayeszip.cli.contents" in modules
     assert not modules & {"torch", "numba", "bayeszip.graph", "bayeszip.loading", "concurrent.futures", "sympy"}
+    assert ("typer" in modules) == bool(options)  # a parser takes as long to import as the file to read
     others = {"compress", "evaluate", "export", "pack", "recipes", "report", "reproduce", "sweep", "verify"}
     assert not modules & {f"bayeszip.cli.{name}" for name in others}
 
@@ -55,6 +60,31 @@ def test_a_small_file_is_loaded_without_training_or_numba(small):
     assert "torch" in modules
     floors = ("fitting", "variational", "compressing", "compressor", "recipe", "quantize", "posterior", "cli", "data")
     assert not modules & {"numba", "sympy", "rich", "typer", *(f"bayeszip.{floor}" for floor in floors)}
+
+
+def test_info_shows_the_same_with_and_without_a_parser(small, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bayeszip", "info", small])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    assert CliRunner().invoke(cli.app, ["info", small]).output == shown
+    assert "fc.weight" in shown
+
+
+def test_info_without_a_parser_tells_what_is_wrong(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bayeszip", "info", str(tmp_path / "missing.bayz")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert "missing.bayz" in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_importing_leaves_the_garbage_collector_as_it_was(collecting):
+    switch = "enable" if collecting else "disable"
+    code = f"import gc\ngc.{switch}()\nimport bayeszip\nbayeszip.codec\nassert gc.isenabled() is {collecting}"
+    assert "bayeszip.codec" in imported(code)
 
 
 def test_importing_the_package_imports_nothing():

@@ -1,5 +1,6 @@
 """bayeszip makes trained PyTorch networks tiny. The public surface; nothing is imported before it is used."""
 
+import gc
 import importlib
 from typing import Any
 
@@ -49,10 +50,21 @@ __all__ = ["__version__", *_OWNERS, *_MODULES]
 
 def __getattr__(name: str) -> Any:
     if name in _OWNERS:
-        return getattr(importlib.import_module(f"bayeszip.{_OWNERS[name]}"), name)
+        return getattr(_imported(_OWNERS[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"bayeszip.{name}")
+        return _imported(name)
     raise AttributeError(f"module 'bayeszip' has no attribute {name!r}")
+
+
+def _imported(name: str) -> Any:
+    """A module of the package. Imports leave no garbage, so none is looked for among torch's many objects meanwhile."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"bayeszip.{name}")
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

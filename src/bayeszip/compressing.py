@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from bayeszip import graph
 from bayeszip.damage import findings, reach_of
 from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, held_to, steering_towards
+from bayeszip.ending import (
+    BesideWeights,
+    Ending,
+    at_rates,
+    bytes_now,
+    check_curvature,
+    check_trials,
+    held_to,
+    steering_towards,
+)
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
@@ -63,6 +72,7 @@ from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
+from bayeszip.snapping import seen_curvatures
 from bayeszip.targets import Quality, Target, better
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
@@ -96,6 +106,7 @@ def compress(
     max_accuracy_drop: float | None = None,
     max_loss_increase: float | None = None,
     max_metric_drop: float | None = None,
+    rates: Sequence[float] = (),
     checkpoints: str | os.PathLike[str] | Checkpointing | None = None,
     resume: bool = False,
     mixed_precision: str | None = None,
@@ -129,6 +140,9 @@ def compress(
             fewer; or is so many times smaller; or its network loses at most so many percentage points of accuracy on
             the validation data, or its loss there grows by at most this share, or its metric worsens by at most so
             much. Where a training was too strong, another follows that is less so.
+        rates: further endings of the same training, a file for each: what a bit weighs when weights take their shared
+            values (`quantization.rate`). The more, the smaller the file, and the less accurate. They are the result's
+            `others`, in this order.
         checkpoints: a folder in which to save the run, each 5 minutes and between phases, or `Checkpointing`. SIGTERM
             then ends the run when its state is saved.
         resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
@@ -156,24 +170,25 @@ def compress(
         max_metric_drop=max_metric_drop,
     )
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
-    hardware, chosen = resolve_device(device), Metric.of(metric)
+    further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
     _check_options(train_loader, val_loader, target, chosen, plan, pretrain)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
     data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment)
-    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, engine)
+    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, further, engine)
+    phases = (*plan.sequence(pretrain), *(each.closing for each in further))
     with (
         _seeded(seed, network),
-        _watching(watcher if engine.is_main else Watcher(), plan, pretrain) as watching,
+        _watching(watcher if engine.is_main else Watcher(), phases) as watching,
         _keeping(checkpoints, resume, conditions, _History(watching, plan, engine)) as keeper,
     ):
         training = _Training(data, keeper, engine)
         if pretrain:
             training.fit(network, plan.pretraining)
         before = training.judged(network)
-        path = _Path(network, examples, plan, training.in_nats(network), target, before)
+        path = _Path(network, examples, plan, training.in_nats(network), target, before, further)
         result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
@@ -190,11 +205,19 @@ def compress(
         judge=judge,
         reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in plan.phases]),
     )
-    result = dataclasses.replace(result, fit=history)
-    result = dataclasses.replace(result, warnings=findings(result))
+    others = (_told_of(other, history, settings) for other, settings in zip(result.others, further, strict=True))
+    result = dataclasses.replace(_told_of(result, history, plan), others=tuple(others))
     for finding in result.warnings if engine.is_main else ():
         watching.on_finding(finding)
     return held_to(target, result)
+
+
+def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
+    """With how it came about, by `settings`, and what is wrong with it; of closing phases, its own alone."""
+    names = {phase.name for phase in settings.sequence(pretrain=True)}
+    own = tuple(stats for stats in fit.history if stats.phase in names)
+    result = dataclasses.replace(result, fit=dataclasses.replace(fit, recipe=settings, history=own))
+    return dataclasses.replace(result, warnings=findings(result))
 
 
 def _check_options(
@@ -208,6 +231,8 @@ def _check_options(
     """Refuse what contradicts itself, before anything is trained."""
     if settings.quantization.rate_trials:
         check_trials(val_loader, target)
+    if settings.quantization.curvature:
+        check_curvature(train_loader, target)
     checked_loader(train_loader, "train_loader")
     if val_loader is not None:
         checked_loader(val_loader, "val_loader")
@@ -224,6 +249,8 @@ def _check_options(
 
 def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
     """Make the weights of `network` Gaussian as the recipe says."""
+    if settings.start_size:
+        graph.begin_even(network, examples, settings.start_size)
     return to_variational(
         network,
         log_sigma2=settings.start_log_sigma2,
@@ -395,6 +422,7 @@ class _Path:
     Args:
         network: as it came, or as pretraining left it.
         before: what it comes to.
+        further: by which the training is ended once more each.
     """
 
     network: nn.Module
@@ -403,6 +431,7 @@ class _Path:
     training: _Training
     target: Target | None
     before: Figures
+    further: tuple[Recipe, ...] = ()
 
     def go(self) -> tuple[Result, Conversion, float]:
         """The result, what of the network was made Gaussian, and the strength that it was trained with.
@@ -419,12 +448,15 @@ class _Path:
             kept, result = result, better(other, result, quality)
             strength = strength if result is kept else weaker
         if quality is not None and not quality.is_kept(result.figures):
-            posterior = Posterior.of(self._gaussian(quality)[0])
-            untrained = self._ending(copy.deepcopy(self.network)).untrained(posterior, quality)
+            network, _ = self._gaussian(quality)
+            posterior = Posterior.of(network)
+            to_stock(network)
+            untrained = self._ending(network).untrained(posterior, quality)
             kept, result = result, better(untrained, result, quality)
             strength = strength if result is kept else 0.0
         if self.target is None or quality is not None:
-            result = self._ending(self.network).or_packed(result, self.teacher, quality)
+            smallest = self._ending(self.network).or_packed(result, self.teacher, quality)
+            result = dataclasses.replace(smallest, others=result.others)
         return result, conversion, strength
 
     def _attempt(self, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
@@ -438,7 +470,9 @@ class _Path:
         training.fit(network, settings.phases, terms, teacher, steering)
         posterior = Posterior.of(network, terms)
         to_stock(network)
-        return ending.towards(self.target, posterior, quality, self.before), conversion, steering.strength()
+        result = ending.towards(self.target, posterior, quality, self.before)
+        others = [self._ending(network, each).as_set(posterior, each.quantization) for each in self.further]
+        return dataclasses.replace(result, others=tuple(others)), conversion, steering.strength()
 
     @cached_property
     def teacher(self) -> nn.Module:
@@ -450,10 +484,12 @@ class _Path:
         network = self.network if quality is None else copy.deepcopy(self.network)
         return network, converted(network, self.settings, self.examples)
 
-    def _ending(self, network: nn.Module) -> Ending:
-        close = partial(self.training.close, closing=self.settings.closing, teacher=self.teacher)
+    def _ending(self, network: nn.Module, settings: Recipe | None = None) -> Ending:
+        settings = settings or self.settings
+        close = partial(self.training.close, closing=settings.closing, teacher=self.teacher)
         judge = partial(self.training.judged, cast=True)
-        return Ending(network, self.examples, self.settings, close, judge, self.training.renew)
+        see = partial(seen_curvatures, loader=self.training.data.batches)
+        return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see)
 
 
 def _keeping(
@@ -482,6 +518,7 @@ def _conditions(
     seed: int,
     pretrain: bool,
     target: Target | None,
+    further: Sequence[Recipe],
     engine: Engine,
 ) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
@@ -491,6 +528,7 @@ def _conditions(
         "seed": seed,
         "pretrain": pretrain,
         "target": str(target),
+        "rates": [each.quantization.rate for each in further] or None,
         "processes": engine.processes,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
@@ -530,11 +568,10 @@ def _seeded(seed: int, network: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching(watcher: Watcher | None, settings: Recipe, pretrain: bool) -> Iterator[Watcher]:
+def _watching(watcher: Watcher | None, phases: Sequence[Phase]) -> Iterator[Watcher]:
     """The caller's watcher, or a display that ends with the training."""
     if watcher is not None:
         yield watcher
         return
-    phases = [*(settings.pretraining if pretrain else ()), *settings.phases, settings.closing]
     with TrainingProgress(phases) as display:
         yield display

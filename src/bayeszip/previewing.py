@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayeszip.compressing import converted, judged_examples, plain_network
 from bayeszip.devices import resolve_device
-from bayeszip.ending import Ending
+from bayeszip.ending import Ending, at_rates
 from bayeszip.fitting import Figures, Fitting, Judge, Likelihood, Phase, count_examples, start_terms
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_of
 from bayeszip.fitting.likelihood import Loss
@@ -86,6 +86,7 @@ def preview(
     loss: str | Loss | Likelihood = F.cross_entropy,
     example_inputs: Sequence[Tensor] | None = None,
     pretrain: bool = False,
+    rates: Sequence[float] = (),
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     strengths: Mapping[str, float] | None = None,
@@ -111,8 +112,9 @@ def preview(
         nothing = {each.name: QuantizedTensor(np.zeros(each.theta.shape, np.uint8), np.zeros(1)) for each in weights}
         floor = ending.form(teacher).size(nothing)
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
-        # The closing phase trains the same network; its steps take no longer than those before it.
-        phases = (*settings.phases, dataclasses.replace(settings.phases[-1], epochs=settings.closing.epochs))
+        # Closing phases train the same network; their steps take no longer than those before them.
+        closing = settings.closing.epochs * (1 + len(at_rates(settings, rates, None)))
+        phases = (*settings.phases, dataclasses.replace(settings.phases[-1], epochs=closing))
         starts = ending.starts(teacher)
         seconds += sum(clock.measure(network, phase, starts, teacher) for phase in phases if phase.epochs)
     return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware))

@@ -3,6 +3,7 @@ on a terminal, and as logs for TensorBoard.
 """
 
 import dataclasses
+import datetime
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,10 +22,13 @@ from bayeszip.fitting import Course, EpochStats, Phase, Watcher
 from bayeszip.fitting.course import DATA
 from bayeszip.summary import show_bytes
 
-__all__ = ["TensorBoardLog", "TrainingProgress", "Watchers"]
+__all__ = ["TensorBoardLog", "TimeLeft", "TrainingProgress", "Watchers"]
 
 #: Without a terminal a line is printed this many seconds after the last, and at the end of each phase.
 LINE_EVERY = 15.0
+
+#: What noise, a mixture and a teacher add to a plain epoch, in units of it, as long as no such phase was seen.
+NOISE, MIXTURE, TEACHER = 1.0, 0.4, 0.3
 
 
 class Watchers(Watcher):
@@ -71,6 +75,51 @@ class Watchers(Watcher):
             watcher.load_state_dict(held)
 
 
+class TimeLeft:
+    """How long phases still take: each at its own pace, and one to come at the last pace, by what its kind costs.
+
+    The first step of a phase is not counted: it makes ready what the others use.
+
+    Args:
+        phases: those that will run, in their order.
+        now: tells the time, in seconds.
+    """
+
+    def __init__(self, phases: Sequence[Phase], now: Callable[[], float] = time.monotonic) -> None:
+        self._phases, self._now = list(phases), now
+        #: Seconds an epoch of each phase that was seen takes; the last of them is the newest.
+        self._paces: dict[str, float] = {}
+        self._name, self._since, self._from, self._done = "", 0.0, 0.0, 0.0
+
+    def on_step(self, phase: Phase, done: float) -> None:
+        """A step is over before which this share of the phase was."""
+        if phase.name != self._name:
+            self._name, self._since, self._from = phase.name, self._now(), done
+        elif done > self._from:
+            self._paces.pop(phase.name, None)
+            self._paces[phase.name] = (self._now() - self._since) / ((done - self._from) * phase.epochs)
+        self._done = done
+
+    def on_epoch(self, done: float) -> None:
+        """An epoch is over, and this share of its phase."""
+        self._done = done
+
+    def seconds(self) -> float | None:
+        """None: nothing is known yet."""
+        names = [phase.name for phase in self._phases]
+        if not self._paces or self._name not in names:
+            return None
+        current, (last, pace) = names.index(self._name), list(self._paces.items())[-1]
+        plain = pace / next((_cost(phase) for phase in self._phases if phase.name == last), 1.0)
+        epochs = [phase.epochs * (1 - self._done if at == current else 1) for at, phase in enumerate(self._phases)]
+        left = zip(self._phases[current:], epochs[current:], strict=True)
+        return sum(count * self._paces.get(phase.name, plain * _cost(phase)) for phase, count in left)
+
+
+def _cost(phase: Phase) -> float:
+    return 1 + NOISE * phase.noise + MIXTURE * bool(phase.tau2) + TEACHER * bool(phase.distillation)
+
+
 class TrainingProgress(Watcher):
     """A bar over all phases with the last epoch's figures below it; plain lines where there is no terminal.
 
@@ -86,12 +135,12 @@ class TrainingProgress(Watcher):
             TaskProgressColumn(),
             TimeElapsedColumn(),
             TextColumn("passed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TextColumn("{task.fields[left]} left"),
             console=self._console,
         )
         total = sum(phase.epochs for phase in phases)
-        self._task = self._bar.add_task("training", total=total)
+        self._task = self._bar.add_task("training", total=total, left="-:--:--")
+        self._left = TimeLeft(phases)
         self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
         self._plain = not self._console.is_terminal
         self._last_line = time.monotonic()
@@ -109,9 +158,10 @@ class TrainingProgress(Watcher):
             self._live.stop()
 
     def on_batch(self, phase: Phase, done: float) -> None:
-        self._bar.update(
-            self._task, completed=self._starts.get(phase.name, 0) + done * phase.epochs, description=phase.name
-        )
+        self._left.on_step(phase, done)
+        completed, left = self._starts.get(phase.name, 0) + done * phase.epochs, self._left.seconds()
+        said = "-:--:--" if left is None else str(datetime.timedelta(seconds=round(left)))
+        self._bar.update(self._task, completed=completed, description=phase.name, left=said)
 
     def on_warning(self, message: str) -> None:
         self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
@@ -120,6 +170,7 @@ class TrainingProgress(Watcher):
         self.on_warning(message)
 
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
+        self._left.on_epoch(stats.epoch / stats.epochs)
         self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
         # The size is not measured after every epoch; the last one known is shown meanwhile.
         self._bytes = stats.bytes if stats.bytes is not None else self._bytes
@@ -131,9 +182,9 @@ class TrainingProgress(Watcher):
             self._last_line = time.monotonic()
 
     def _line(self, stats: EpochStats) -> str:
-        task = self._bar.tasks[self._task]
-        left = "" if task.time_remaining is None else f"  {task.time_remaining:.0f} s left"
-        return "  ".join(f"{name} {value}" for name, value in _figures(stats)) + left
+        left = self._left.seconds()
+        said = "" if left is None else f"  {left:.0f} s left"
+        return "  ".join(f"{name} {value}" for name, value in _figures(stats)) + said
 
 
 class TensorBoardLog(Watcher):

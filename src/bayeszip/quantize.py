@@ -61,6 +61,7 @@ __all__ = [
     "stepped",
     "trim",
     "unpruned",
+    "with_values",
 ]
 
 _CHUNK = 2**20
@@ -121,6 +122,13 @@ class Quantization:
     )
     rate_drop: float = setting(
         0.0, "rate_trials: percentage points of validation accuracy that a rate may cost", between(0, 100)
+    )
+
+    curvature: float = setting(
+        0.0,
+        "what the loss's curvature on training data weighs beside 1/σ² where moves are weighed against bits; moves of "
+        "a row of weights then count together (0: nothing)",
+        between(0, 1e6),
     )
 
     def __post_init__(self) -> None:
@@ -188,9 +196,17 @@ def by_rate(
     for _ in range(_TURNS):
         chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
         symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
-        values = round_codebook(_means_of_members(quantized, symbols, aims), codebook_bits)
-        quantized = _with_scales(_compact_codebook(symbols, values), quantized)
+        moved = {name: replace(tensor, symbols=symbols[name]) for name, tensor in quantized.items()}
+        quantized = with_values(moved, _means_of_members(quantized, symbols, aims), codebook_bits)
     return dict(quantized)
+
+
+def with_values(
+    quantized: Mapping[str, QuantizedTensor], values: np.ndarray, codebook_bits: int
+) -> dict[str, QuantizedTensor]:
+    """The same symbols with other shared values, rounded; of these, only such as are in use and differ."""
+    symbols = {name: tensor.symbols for name, tensor in quantized.items()}
+    return _with_scales(_compact_codebook(symbols, round_codebook(values, codebook_bits)), quantized)
 
 
 def _means_of_members(

@@ -22,6 +22,7 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
 from bayeszip.variational.mixture import MixtureStart
+from bayeszip.variational.rate import Rate, RateSettings
 from bayeszip.variational.selection import Selection, Strength
 from bayeszip.variational.terms import KINDS, known_kind
 
@@ -77,6 +78,9 @@ class Recipe:
     epochs_scale: float = setting(1.0, "multiplies the epochs of every phase", positive)
     biases: bool = setting(True, "treat biases like weights: Gaussian, pruned, shared")
     start_log_sigma2: float = setting(-10.0, "log σ² at the start", between(-40, 10))
+    start_size: float = setting(
+        0.0, "root mean square that weights with a batch norm behind them begin with (0: as they came)", between(0, 1e3)
+    )
     #: Which tensors are compressed, and how strongly.
     layers: Selection = field(default_factory=Selection)
     pretraining: tuple[Phase, ...] = ()
@@ -204,6 +208,12 @@ class Recipe:
             merge_within=0.0,
             codebook_bits=16,
         )
+
+    def at_rate(self, rate: float) -> "Recipe":
+        """A copy by which a bit weighs `rate`; its closing phase says so in its name."""
+        weighed = self.having({"quantization.rate": rate})
+        name = f"{self.closing.name}-rate={weighed.quantization.rate:g}"
+        return dataclasses.replace(weighed, closing=dataclasses.replace(self.closing, name=name))
 
     def sequence(self, pretrain: bool) -> tuple[Phase, ...]:
         """All phases in the order in which they run."""
@@ -371,13 +381,18 @@ RECIPES: dict[str, Recipe] = _named(
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),
-        # For deep networks with normalization layers, which bear less noise; components reach to the weights' ends.
+        # For deep networks with normalization layers. They bear less noise, so that expected bits do what a stronger
+        # divergence would. Components reach to the weights' ends.
         Recipe(
             name="deep",
             batch_size=256,
+            start_size=0.05,
             pretraining=(_MOMENTUM,),
-            phases=(dataclasses.replace(_VD, tau1=0.35), dataclasses.replace(_VD_SWS, tau1=0.35)),
-            mixture=MixtureStart(components=33, seeding="even"),
+            phases=(
+                dataclasses.replace(_VD, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5, ramp=0.2)}),
+                dataclasses.replace(_VD_SWS, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5)}),
+            ),
+            mixture=MixtureStart(components=49, seeding="even"),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),

@@ -93,14 +93,21 @@ def _metric_figures(result: Result, fit: Fit) -> dict[str, Any]:
     }
 
 
-def write_record(folder: str | os.PathLike[str], result: Result, figures: dict[str, Any]) -> None:
+def write_record(
+    folder: str | os.PathLike[str], result: Result, figures: dict[str, Any], *others: dict[str, Any]
+) -> None:
     """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
+
+    Args:
+        others: the figures of the result's others; each has its record in a folder `rate=…` below, and a line here.
 
     Raises:
         OutputError: the folder or a file can't be written.
     """
-    record = run_record(result, figures)
-    target = create_folder(folder)
+    record, target = run_record(result, figures), create_folder(folder)
+    for other, own in zip(result.others, others, strict=True):
+        write_record(target / f"rate={other.rate:g}", other, own)
+        record.setdefault("others", []).append({"rate": other.rate, **own})
     write_atomically(target / "net.bayz", result.blob)
     write_atomically(target / "report.txt", result.report().encode())
     # Last: where it is, the others are too.

@@ -18,7 +18,7 @@ from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
-from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
+from bayeszip.summary import as_text, facts_table, rates_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
 from bayeszip.variational import Conversion
 
@@ -92,6 +92,8 @@ class Result:
     moved: float | None = None
     #: What `pack` makes of the network as it came, in bytes, where training left a file that is not small beside that.
     packed: int | None = None
+    #: The same training ended once more for each of the rates that were asked for, in their order.
+    others: tuple["Result", ...] = ()
     #: The network with the same weights before anything was removed from it, if its graph is known.
     whole: CompressedModel | None = field(default=None, compare=False)
 
@@ -131,8 +133,17 @@ class Result:
 
     def report(self) -> str:
         """What went in, what came out, and where the bytes are, in plain text; at the end what is wrong with it."""
-        text = as_text(facts_table(self._facts()), tensors_table(self.description))
+        tables = [facts_table(self._facts()), tensors_table(self.description)]
+        if self.others:
+            tables.append(rates_table(each.point() for each in (self, *self.others)))
+        text = as_text(*tables)
         return text + "".join(f"\nwarning: {printable(warning)}\n" for warning in self.warnings)
+
+    def point(self) -> dict[str, float | None]:
+        """Where it lies on the curve of accuracy against bytes."""
+        figures = self.figures
+        measured = {"accuracy": figures.accuracy, "loss": figures.loss, "metric": figures.metric}
+        return {"rate": self.rate, "bytes": self.bytes, "ratio": self.ratio, **measured}
 
     @cached_property
     def description(self) -> codec.Description:

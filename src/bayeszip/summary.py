@@ -11,7 +11,7 @@ from rich.table import Table
 from bayeszip.codec import Description
 from bayeszip.errors import printable
 
-__all__ = ["as_text", "curve_table", "description_dict", "facts_table", "show_bytes", "tensors_table"]
+__all__ = ["as_text", "curve_table", "description_dict", "facts_table", "rates_table", "show_bytes", "tensors_table"]
 
 
 def show_bytes(count: int) -> str:
@@ -65,6 +65,19 @@ def curve_table(points: Iterable[Mapping[str, float | None]]) -> Table:
     for point in points:
         cells = [f"{point['quality']:g}", f"{point['bytes']:,}", f"{point['ratio']:.1f}", f"{point['moved']:.1%}"]
         table.add_row(*cells, *([f"{point['accuracy']:.2%}"] if measured else []))
+    return table
+
+
+def rates_table(points: Iterable[Mapping[str, float | None]]) -> Table:
+    """A row for each rate that a training was ended at; figures are those of the validation data."""
+    points = list(points)
+    table = Table(box=box.SIMPLE_HEAD)
+    measured = [name for name in ("accuracy", "loss", "metric") if any(point[name] is not None for point in points)]
+    for name in ("weight of a bit", "bytes", "times smaller", *(f"validation {name}" for name in measured)):
+        table.add_column(name, justify="right")
+    for point in points:
+        figures = (f"{point[name]:.2%}" if name == "accuracy" else f"{point[name]:.4g}" for name in measured)
+        table.add_row(f"{point['rate']:g}", f"{point['bytes']:,}", f"{point['ratio']:.1f}", *figures)
     return table
 
 

@@ -1,39 +1,51 @@
 """Runs the whole abuse campaign against the decoder and writes the report beside this file.
 
-    python tests/abuse/campaign.py [--mutations 1000000] [--minutes 60 --jobs 2] [--bounds 200000] [--steps flips,…]
+    python tests/abuse/campaign.py --jobs 12 [--seconds 540] [--steps prefixes,flips,…]
 
-Steps that are not run keep the figures they have in report.json. `--minutes` is the processor time of the search led
-by branches, by all its `--jobs` together; it can also be run by itself (search.py). `--output` names another folder
-for report.json, search.json and REPORT.md than this one, which holds those that are committed. All steps but "coverage"
-need numpy and numba alone, and run in `--jobs` processes where they take long.
+Every step is a number of units (units.py) in `--jobs` processes. Figures are saved as they come, with what is left: the
+same command goes on after `--seconds`, or when it was interrupted, and begins anew only what was run on other source.
+`--output` names another folder for report.json and REPORT.md than this one, which holds those that are committed; what
+workers keep (compiled loops, files of the search) goes to build/abuse. Numpy and numba are all that is needed, but for
+"coverage", which runs only if it is named. A unit is tried again by `echo NUMBER | campaign.py --worker STEP`.
 """
 
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "codec")]
 
 import checks  # noqa: E402
-import numpy as np  # noqa: E402
 from mutation import Outcome  # noqa: E402
+from search import SLICE, Searcher  # noqa: E402
+from units import Crew, go_on, left, save, serve  # noqa: E402
+
+KEPT = ROOT / "build" / "abuse"
+#: seconds after which a unit counts as a hang
+WAITING = 1800
+#: mutants of one unit, and refusals
+MUTANTS, REFUSALS = 5000, 2000
 
 
-def search(minutes: float, jobs: int, path: Path) -> dict:
-    """The search led by branches (search.py), in processes of its own; its figures stay in search.json."""
-    arguments = ["--minutes", str(minutes), "--jobs", str(jobs), "--output", str(path)]
-    subprocess.run([sys.executable, str(HERE / "search.py"), *arguments], check=False)
-    return json.loads(path.read_text())
+@dataclass(frozen=True)
+class Step:
+    """So many units, what one of them comes to, and how Python is started for them."""
+
+    units: int
+    unit: Callable[[int], dict]
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    compiled: bool = False
 
 
 def coverage() -> dict:
@@ -70,65 +82,89 @@ def _figures(outcome: Outcome) -> dict:
         "tried": outcome.tried,
         "accepted": outcome.accepted,
         "refused": dict(outcome.refused.most_common()),
-        "lines": len(outcome.sites),
+        "lines": sorted(outcome.sites),
         "faults": outcome.faults[:20],
         "slowest_refusal_ms": round(1000 * outcome.slowest_refusal, 1),
     }
 
 
-def campaign(count: int, minutes: float, jobs: int, bounds: int, chosen: list[str], folder: Path) -> dict:
-    """Runs the chosen steps (none: all), and keeps the figures of the others; saved after each step."""
+def steps(mutations: int, bounds: int, minutes: float) -> dict[str, Step]:
+    """All of the campaign, by name."""
+    names = list(checks.golden())
+    files = sorted(checks.golden().values(), key=len, reverse=True)
+    small = list(checks.golden(150).values())
+    shares, cases = -(-bounds // MUTANTS), checks.MEMORY_CASES
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(KEPT / "bounds-checked")}
+
+    def mutants(first: int) -> Callable[[int], dict]:
+        return lambda unit: _figures(checks.mutated(MUTANTS, first + unit))
+
+    return {
+        "golden": Step(len(names), lambda unit: checks.golden_agreed(names[unit])),
+        "prefixes": Step(len(files), lambda unit: _figures(checks.prefixes(files[unit]))),
+        "flips": Step(len(files), lambda unit: _figures(checks.flips(files[unit])), compiled=True),
+        "enumerations": Step(len(files), lambda unit: _figures(checks.enumerations(files[unit])), compiled=True),
+        "values": Step(len(small), lambda unit: _figures(checks.values(small[unit])), compiled=True),
+        "mutations": Step(-(-mutations // MUTANTS), mutants(0), compiled=True),
+        "bounds": Step(shares, mutants(1_000_000), environment=checked, compiled=True),
+        "optimized": Step(shares, mutants(2_000_000), flags=("-O",), compiled=True),
+        "search": Step(round(60 * minutes / SLICE), _searching(), environment={"BAYESZIP_COMPILE": "0"}),
+        "malformed": Step(1, lambda _: checks.malformed_corpus(), compiled=True),
+        "refusals": Step(10, lambda unit: checks.refusals(REFUSALS, unit), compiled=True),
+        "claim": Step(1, lambda _: checks.claim_everything()),
+        "audit": Step(1, lambda _: checks.audit_events(), compiled=True),
+        "identical": Step(len(checks.SETTINGS), checks.identical_bytes, compiled=True),
+        "memory": Step(len(cases), lambda unit: {"cases": [checks.memory(cases[unit])]}, compiled=True),
+        "coverage": Step(1, lambda _: coverage()),
+    }
+
+
+def _searching() -> Callable[[int], dict]:
+    """The search led by branches, a slice at a time by the one searcher of a process."""
+    searchers: list[Searcher] = []
+
+    def searched(unit: int) -> dict:
+        if not searchers:
+            searchers.append(Searcher(unit, KEPT / "search"))
+        return searchers[0].go_on(SLICE)
+
+    return searched
+
+
+def campaign(chosen: dict[str, Step], folder: Path, jobs: int, until: float) -> bool:
+    """Goes on with the chosen steps, as long as there is time; true if all are done."""
     path = folder / "report.json"
-    files = checks.golden()
-    largest_first = sorted(files.values(), key=len, reverse=True)
-
-    def many(check: Callable[[Any], Outcome], tasks: list[Any]) -> dict:
-        return _figures(checks.by_many(check, tasks, jobs))
-
-    with tempfile.TemporaryDirectory() as cache:
-        steps = {
-            "prefixes": lambda: many(checks.prefixes, largest_first),
-            "flips": lambda: many(checks.flips, largest_first),
-            "enumerations": lambda: many(checks.enumerations, largest_first),
-            "values": lambda: many(checks.values, list(checks.golden(150).values())),
-            "mutations": lambda: many(checks.mutated, [(-(-count // 100), seed) for seed in range(100)]),
-            "search": lambda: search(minutes, jobs, folder / "search.json"),
-            "bounds": lambda: checks.mutated_with_bounds_checked(bounds, 2, Path(cache), jobs),
-            "optimized": lambda: checks.mutated_optimized(bounds, 3, jobs),
-            "malformed": checks.malformed_corpus,
-            "refusals": lambda: checks.refusals(20_000, 4),
-            "claim": checks.claim_everything,
-            "audit": checks.audit_events,
-            "identical": checks.identical_bytes,
-            "memory": checks.memory,
-            "coverage": coverage,
-        }
-        if set(chosen) - set(steps):
-            raise SystemExit(f"unknown steps; there are: {', '.join(steps)}")
-        results: dict = json.loads(path.read_text()) if path.exists() else {}
-        results["golden"] = {"files": len(files), "bytes": sum(map(len, files.values()))}
-        results["machine"] = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
-        for name in chosen or steps:
-            begin = time.perf_counter()
-            results[name] = steps[name]()
-            results.pop("search", None)  # has a file of its own
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-    return results
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    files = checks.golden().values()
+    results["files"] = {"files": len(files), "bytes": sum(map(len, files))}
+    compiled: set[str] = set()
+    for name, step in chosen.items():
+        begin = time.monotonic()
+        figures = results.setdefault(name, {})
+        if step.compiled and left(figures, 0, step.units) and str(step.environment) not in compiled:
+            checks.compile_loops(step.environment)
+            compiled.add(str(step.environment))
+        command = [sys.executable, "-W", "ignore", *step.flags, __file__, "--worker", name]
+        crew = Crew(command, min(jobs, step.units), step.environment | {"OMP_NUM_THREADS": "1"}, until)
+        done = go_on(figures, 0, step.units, crew, lambda: save(path, results))
+        print(f"{name}: {time.monotonic() - begin:.0f} s{'' if done else ', not done'}", flush=True)
+        if not done:
+            return False
+    return True
 
 
 def report(folder: Path) -> str:
     """The figures as a page; steps that were never run are left out."""
     results = json.loads((folder / "report.json").read_text())
-    golden = results["golden"]
-    for other in ("search", "strangers"):
-        if (folder / f"{other}.json").exists():
-            results[other] = json.loads((folder / f"{other}.json").read_text())
+    files = results.pop("files")
+    results = {step: figures for step, figures in results.items() if figures["begun"] > len(figures["unfinished"])}
+    if (folder / "strangers.json").exists():
+        results["strangers"] = json.loads((folder / "strangers.json").read_text())
     lines = [
         "# Abuse report",
         "",
-        f"Written by `python tests/abuse/campaign.py`; don't edit. Machine: {results['machine']}.",
-        f"Golden files: {golden['files']}, {golden['bytes']:,} bytes.",
+        "Written by `python tests/abuse/campaign.py`; don't edit.",
+        f"Golden files of all versions: {files['files']}, {files['bytes']:,} bytes.",
         "",
         "| what | files tried | outcome |",
         "|---|---:|---|",
@@ -145,12 +181,24 @@ def report(folder: Path) -> str:
             "",
             "| case | declared, MiB | peak, MiB |",
             "|---|---:|---:|",
-            *(f"| {m['case']} | {m['declared_mib']:.1f} | {m['beyond_mib']:.1f} |" for m in results["memory"]),
+            *(
+                f"| {m['case']} | {m['declared_mib']:.1f} | {m['beyond_mib']:.1f} |"
+                for m in sorted(results["memory"]["cases"], key=lambda m: m["case"])
+            ),
         ]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_machines(results), ""])
+
+
+def _machines(results: dict) -> list[str]:
+    """Where each step was run, and on which source."""
+    steps: dict[str, list[str]] = {}
+    for name, figures in results.items():
+        steps.setdefault(f"{figures['machine']}, source {figures['source']}", []).append(name)
+    return [f"Run on {where}: {', '.join(names)}." for where, names in steps.items()]
 
 
 _TRIALS = {
+    "golden": "all golden files: decoded, encoded again, and read by the second decoder",
     "prefixes": "every prefix of all golden files",
     "flips": "every flipped bit of all golden files",
     "enumerations": "every value of every byte of every enumeration in all golden files, checksum repaired",
@@ -162,8 +210,8 @@ _TRIALS = {
 }
 _LINES = {
     "mutations": lambda r: [
-        f"Mutations were refused at {r['lines']} lines, the slowest in {r['slowest_refusal_ms']} ms of processor time;"
-        f" by kind: {', '.join(f'{kind} {count:,}' for kind, count in r['refused'].items())}."
+        f"Mutations were refused at {len(r['lines'])} lines, the slowest in {r['slowest_refusal_ms']} ms of processor"
+        f" time; by kind: {', '.join(f'{kind} {count:,}' for kind, count in r['refused'].items())}."
     ],
     "refusals": lambda r: [
         f"Refusing {r['files']:,} mutants of all golden files of up to 2¹⁶ weights and 1 MiB: at most"
@@ -171,17 +219,15 @@ _LINES = {
         " caller's limits."
     ],
     "search": lambda r: [
-        f"The search took {r['cpu_seconds'] / 60:.0f} minutes of CPU in {r['jobs']} processes ({r['machine']}): "
-        f"{r['edges']:,} branches taken, {r['features']:,} different counts of them in one process alone,"
-        f" {r['parents']:,} files kept as parents; the second decoder agreed on {r['agreed']:,} accepted files that"
-        " took new ways."
+        f"The search took {r['cpu_seconds'] / 60:.0f} minutes of CPU. In one process alone {r['most_branches']:,}"
+        f" branches were taken, in {r['most_features']:,} different counts, and {r['most_parents']:,} files kept as"
+        f" parents; the second decoder agreed on {r['agreed']:,} accepted files that took new ways."
     ],
     "strangers": lambda r: [
         f"Strangers (`tests/abuse/strangers.py`): {r['files']:,} well-formed files, random graphs over all operators"
-        " and random tensors through decode, describe, verify, load, run, `into=`, export, `--dense`, report,"
-        f" `verify --against` and ONNX in child processes, under limits of memory and time: {len(r['findings'])}"
-        f" findings; {r['files'] - sum(c for d, c in r['refused'].items() if d.startswith('load:')):,} of them loaded"
-        " and were run twice."
+        " and random tensors of all kinds through encode, decode, verify, load, run, `into=`, export, `--dense`,"
+        f" report, `verify --against` and ONNX in child processes, under limits of memory and time: {len(r['faults'])}"
+        f" findings; {r['outcomes']['load: passed']:,} of them loaded and were run twice."
     ],
     "malformed": lambda r: [
         f"Malformed by hand: {r['files']} files, {len(r['wrong'])} with an unexpected error; slowest"
@@ -193,8 +239,8 @@ _LINES = {
         f" compiled loops are loaded: {sum(r['events'].values())}."
     ],
     "identical": lambda r: [
-        f"{r['files']} golden models coded again under {r['settings']} settings (1, 2, 8 threads; three hash seeds; no"
-        f" SIMD; uncompiled; `python -O`): {'the same bytes' if r['digests'] == 1 else '**different bytes**'}."
+        f"{r['most_files']} golden models coded again under {r['settings']} settings (1, 2, 8 threads; three hash"
+        f" seeds; no SIMD; uncompiled; `python -O`): {len(r['digests'])} digest of all their bytes."
     ],
     "coverage": lambda r: [f"Branch coverage of `bayeszip.codec` by its tests, loops included: {r['percent']} %."],
 }
@@ -203,6 +249,8 @@ _LINES = {
 def _verdict(figures: dict, step: str) -> str:
     if figures["faults"]:
         return f"**{len(figures['faults'])} faults**"
+    if step == "golden":
+        return "as they were made"
     if step in ("prefixes", "flips"):
         return "all refused" if not figures["accepted"] else f"**{figures['accepted']} accepted**"
     return f"{figures['accepted']:,} accepted and canonical, the others refused; no other exception, no crash"
@@ -211,18 +259,29 @@ def _verdict(figures: dict, step: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=1_000_000)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=60, help="processor time of the search, by all processes")
+    parser.add_argument("--bounds", type=int, default=200_000, help="mutations with checked indices, and under -O")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--bounds", type=int, default=200_000)
-    parser.add_argument("--steps", default="", help="comma-separated; all by default")
-    parser.add_argument("--page", action="store_true", help="only write the page again from report.json")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="by the clock")
+    parser.add_argument("--steps", default="", help="comma-separated; all by default, but for coverage")
+    parser.add_argument("--page", action="store_true", help="only write the page again from the reports")
     parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    known = steps(arguments.mutations, arguments.bounds, arguments.minutes)
+    if arguments.worker:
+        serve(known[arguments.worker].unit, 0 if arguments.worker == "search" else WAITING)  # has a clock of its own
+        return
+    named = [name for name in arguments.steps.split(",") if name] or [name for name in known if name != "coverage"]
+    if set(named) - set(known):
+        raise SystemExit(f"unknown steps; there are: {', '.join(known)}")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    if not arguments.page:
-        steps = [step for step in arguments.steps.split(",") if step]
-        campaign(arguments.mutations, arguments.minutes, arguments.jobs, arguments.bounds, steps, arguments.output)
+    done = arguments.page or campaign(
+        {name: known[name] for name in named}, arguments.output, arguments.jobs, time.monotonic() + arguments.seconds
+    )
     (arguments.output / "REPORT.md").write_text(report(arguments.output))
+    if not done:
+        raise SystemExit("not done yet; the same command goes on")
 
 
 if __name__ == "__main__":

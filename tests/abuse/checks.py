@@ -1,51 +1,45 @@
 """The promises of the decoder as figures: each check returns what it found; tests and the report judge it."""
 
 import json
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache, reduce
+from collections.abc import Iterable
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from time import process_time
-from typing import Any
-from unittest.mock import patch
 
-import numpy as np
+from agreement import agrees, digest
 from malformed import malformed
 from mutation import GOLDEN, LIMITS, Outcome, fields, mutant, mutations, repaired, trial
+from tensor_kinds import files, small_ways
 
-from bayeszip.codec import Limits, decode, encode, ways
+from bayeszip.codec import Limits, decode, encode, inspect
 from bayeszip.errors import FormatError
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, QuantizedTensor, UniformGrid
 
 __all__ = [
+    "MEMORY_CASES",
+    "SETTINGS",
     "audit_events",
-    "by_many",
     "claim_everything",
+    "compile_loops",
     "enumerations",
     "flips",
     "golden",
+    "golden_agreed",
     "identical_bytes",
     "limits_hold",
     "malformed_corpus",
     "memory",
     "mutated",
-    "mutated_optimized",
-    "mutated_with_bounds_checked",
     "prefixes",
     "refusals",
     "seeds",
-    "small_ways",
-    "small_ways_files",
     "values",
 ]
 
@@ -55,9 +49,9 @@ ALL_GOLDEN = Limits(elements=1 << 21, memory=1 << 22)
 
 
 def golden(largest: int = 1 << 30) -> dict[str, bytes]:
-    """The golden files up to a size."""
-    files = {path.name: path.read_bytes() for path in GOLDEN}
-    return {name: blob for name, blob in files.items() if len(blob) <= largest}
+    """The golden files of all versions up to a size."""
+    held = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in GOLDEN}
+    return {name: blob for name, blob in held.items() if len(blob) <= largest}
 
 
 def prefixes(blob: bytes) -> Outcome:
@@ -106,55 +100,35 @@ def _every_value(blob: bytes, places: Iterable[int], limits: Limits) -> Outcome:
     return outcome
 
 
-def mutated(task: tuple[int, int]) -> Outcome:
-    """So many mutants of the small golden files, of the malformed corpus and of all ways of coding, by a seed."""
-    count, seed = task
+def mutated(count: int, seed: int) -> Outcome:
+    """So many mutants of the small golden files, of the malformed corpus and of all kinds and ways, by a seed."""
     outcome = Outcome()
     with small_ways():
         mutations(seeds(), count, seed, outcome)
     return outcome
 
 
-@contextmanager
-def small_ways() -> Iterator[None]:
-    """Within, small tensors have a choice of ways and small networks streams, as only large ones have otherwise."""
-    with patch.object(ways, "LEAST_CELLS", 16), patch.object(ways, "_STREAM", 64):
-        yield
-
-
-def small_ways_files() -> list[bytes]:
-    """Files of small models in all ways, alone and in streams; to be read within `small_ways` only."""
-    gauss = np.random.default_rng(1)
-    grid, codebook = UniformGrid(0.25, 13), np.array([0, -0.5, 0.75, 0.125, -1.5], dtype=np.float32)
-
-    def smooth(shape: tuple[int, ...]) -> QuantizedTensor:
-        numbers = np.rint(gauss.normal(size=shape).cumsum(axis=-1)).clip(-6, 6).astype(np.int64)
-        return QuantizedTensor.on_grid(np.where(numbers < 0, -2 * numbers - 1, 2 * numbers), grid)
-
-    def sparse(shape: tuple[int, ...]) -> QuantizedTensor:
-        return QuantizedTensor(gauss.integers(1, 5, shape) * (gauss.random(shape) < 0.2), codebook)
-
-    several = CompressedModel({"a": smooth((8, 9)), "b": sparse((9, 8)), "c": smooth((4, 2, 3, 3)), "d": smooth((70,))})
-    alone = [CompressedModel({"w": tensor}) for tensor in (smooth((4, 3, 3, 3)), sparse((12, 9)), smooth((40,)))]
-    with small_ways():
-        return [encode(model, ways=way << 1) for model in alone for way in (ways.QUICK, ways.NEIGHBORS)] + [
-            encode(several, ways=number) for number in (0b010000101, 0b100100011, 0b1)
-        ]
-
-
-def by_many(check: Callable[[Any], Outcome], tasks: list[Any], jobs: int) -> Outcome:
-    """What a check finds for all its tasks, in several processes."""
-    if jobs == 1:
-        return reduce(Outcome.merged, map(check, tasks), Outcome())
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        return reduce(Outcome.merged, pool.map(check, tasks), Outcome())
+def golden_agreed(name: str) -> dict:
+    """A golden file: it decodes to what it was made of, is written so again, and the second decoder reads the same."""
+    blob, faults = golden()[name], []
+    expected = json.loads((HERE.parent / "golden" / name).with_name("manifest.json").read_text())[Path(name).name]
+    model, described = inspect(blob)
+    try:
+        agrees(blob, model)
+    except AssertionError as error:
+        faults.append(f"{name}: the second decoder differs: {error}")
+    if digest(model) != expected["digest"] or described.version != int(name[1]):
+        faults.append(f"{name} decodes to another model")
+    if encode(model, coder=expected["coder"], **expected["options"]) != blob:
+        faults.append(f"{name} is written differently")
+    return {"tried": 1, "accepted": 1, "faults": faults}
 
 
 @cache
 def seeds() -> list[bytes]:
     """What mutants descend from: small golden files and malformed ones; tried once, which loads compiled loops."""
     found = list(golden(500).values()) + [blob for _, blob, _ in malformed() if 9 < len(blob) < 500]
-    found += small_ways_files()
+    found += files()
     for _ in range(2):  # the second time with all of them compiled
         for blob in found:
             with small_ways():
@@ -166,8 +140,8 @@ def malformed_corpus() -> dict:
     """The hand-made files: wrong errors, and the cost of refusing each."""
     wrong, slowest, largest = [], 0.0, 0
     seeds()
-    files = list(malformed())
-    for name, blob, expected in files:
+    corpus = list(malformed())
+    for name, blob, expected in corpus:
         outcome = Outcome()
         trial(blob, outcome)  # loads what the first call must
         tracemalloc.start()
@@ -179,7 +153,7 @@ def malformed_corpus() -> dict:
         slowest = max(slowest, timed.slowest_refusal)  # of processor time, the least of four
         if set(outcome.refused) != {expected} or outcome.accepted or outcome.faults:
             wrong.append(f"{name}: {dict(outcome.refused)} instead of {expected}")
-    return {"files": len(files), "wrong": wrong, "slowest_ms": 1000 * slowest, "largest_mib": largest / 2**20}
+    return {"files": len(corpus), "wrong": wrong, "slowest_ms": 1000 * slowest, "largest_mib": largest / 2**20}
 
 
 def claim_everything() -> dict:
@@ -226,8 +200,8 @@ def _fits(blob: bytes) -> bool:
 
 
 def _in_new_process(code: str, environment: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> dict:
-    """What `code` prints, as JSON; run with this folder on the path."""
-    prelude = f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+    """What `code` prints, as JSON; run with the folders of these tests on the path."""
+    prelude = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent / 'codec')]}\n"
     run = subprocess.run(
         [sys.executable, "-W", "ignore", *flags, "-c", prelude + code],
         env=os.environ | (environment or {}), capture_output=True, text=True, check=False,
@@ -262,8 +236,19 @@ print(json.dumps({"files": len(files), "events": {k: v for k, v in events.items(
     )
 
 
-def identical_bytes() -> dict:
-    """Whether golden models are coded alike under 1, 2 and 8 threads, other hash seeds, without SIMD, uncompiled."""
+_SIMD = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
+#: environments and flags of Python under which the same bytes must come out
+SETTINGS: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    *(({"OMP_NUM_THREADS": count, "NUMBA_NUM_THREADS": count}, ()) for count in ("1", "2", "8")),
+    *(({"PYTHONHASHSEED": seed}, ()) for seed in ("0", "7", "4294967295")),
+    ({"NPY_DISABLE_CPU_FEATURES": _SIMD, "NUMBA_CPU_NAME": "generic"}, ()),
+    ({"BAYESZIP_COMPILE": "0"}, ()),
+    ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": _SIMD}, ("-O",)),
+]
+
+
+def identical_bytes(setting: int) -> dict:
+    """The digest of golden models that are coded again under one of the settings."""
     code = """
 import hashlib, json
 from checks import golden
@@ -272,21 +257,28 @@ sha = hashlib.sha256()
 for blob in golden(8000).values():
     described = describe(blob)
     sha.update(encode(decode(blob), coder=described.coder, **described.options))
-print(json.dumps({"digest": sha.hexdigest()}))
+print(json.dumps({"digests": [sha.hexdigest()]}))
 """
-    simd = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
-    settings: list[tuple[dict[str, str], tuple[str, ...]]] = [
-        *(({"OMP_NUM_THREADS": count, "NUMBA_NUM_THREADS": count}, ()) for count in ("1", "2", "8")),
-        *(({"PYTHONHASHSEED": seed}, ()) for seed in ("0", "7", "4294967295")),
-        ({"NPY_DISABLE_CPU_FEATURES": simd, "NUMBA_CPU_NAME": "generic"}, ()),
-        ({"BAYESZIP_COMPILE": "0"}, ()),
-        ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": simd}, ("-O",)),
-    ]
-    found = {_in_new_process(code, environment, flags)["digest"] for environment, flags in settings}
-    return {"settings": len(settings), "files": len(golden(8000)), "digests": len(found)}
+    return {"settings": 1, "most_files": len(golden(8000))} | _in_new_process(code, *SETTINGS[setting])
 
 
-def memory() -> list[dict]:
+def compile_loops(environment: dict[str, str] | None = None) -> None:
+    """Fills numba's cache, so that many processes after this one need not."""
+    _in_new_process("from checks import seeds\nseeds()\nprint('{}')", environment)
+
+
+#: large tensors, as Python that makes them, and their coders
+_LARGE = {
+    "sparse, context": ("(random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3", "context"),
+    "dense, context": ("random.integers(0, 17, (4000, 4000), dtype=np.uint8)", "context"),
+    "raw float32, context": ("random.normal(size=(2000, 2000)).astype('<f4')", "context"),
+    "sparse, csr-huffman": ("(random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3", "csr-huffman"),
+    "dense, csr-huffman": ("random.integers(0, 17, (4000, 4000), dtype=np.uint8)", "csr-huffman"),
+}
+MEMORY_CASES = list(_LARGE)
+
+
+def memory(case: str) -> dict:
     """Peak memory of decoding, beyond what was there before, against what the file declares."""
     code = """
 import json
@@ -308,15 +300,15 @@ model = decode(blob)
 peak = memory("VmHWM")
 print(json.dumps({"declared_mib": declared / 2**20, "beyond_mib": (peak - before) / 2**20}))
 """
-    return [
-        {"case": name} | _in_new_process(code.replace("PATH", repr((str(path), declared))))
-        for name, path, declared in _large_files()
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.bayz"
+        declared = _write_large(case, path)["declared"]
+        return {"case": case} | _in_new_process(code.replace("PATH", repr((str(path), declared))))
 
 
-def _large_files() -> list[tuple[str, Path, int]]:
-    """Large files, written to a temporary folder by a process of their own so that their making leaves no trace."""
-    folder = Path(tempfile.mkdtemp())
+def _write_large(case: str, path: Path) -> dict:
+    """A large file, written by a process of its own so that its making leaves no trace."""
+    made, coder = _LARGE[case]
     code = f"""
 import json
 from pathlib import Path
@@ -325,59 +317,12 @@ from bayeszip.codec import encode
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 random = np.random.default_rng(0)
 book = np.linspace(-1, 1, 17, dtype=np.float32); book[0] = 0
-sparse = (random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3
-dense = random.integers(0, 17, (4000, 4000), dtype=np.uint8)
-raw = random.normal(size=(2000, 2000)).astype("<f4")
-cases = {{
-    "sparse, context": (QuantizedTensor(sparse, book), "context"),
-    "dense, context": (QuantizedTensor(dense, book), "context"),
-    "raw float32, context": (RawTensor(raw, "float32"), "context"),
-    "sparse, csr-huffman": (QuantizedTensor(sparse, book), "csr-huffman"),
-    "dense, csr-huffman": (QuantizedTensor(dense, book), "csr-huffman"),
-}}
-out = []
-for number, (name, (tensor, coder)) in enumerate(cases.items()):
-    path = Path({str(folder)!r}) / f"{{number}}.bayz"
-    path.write_bytes(encode(CompressedModel({{"w": tensor}}), coder=coder))
-    size = tensor.symbols.nbytes if isinstance(tensor, QuantizedTensor) else tensor.values.nbytes
-    out.append((name, str(path), size))
-print(json.dumps(out))
+values = {made}
+tensor = QuantizedTensor(values, book) if values.dtype == np.uint8 else RawTensor(values, "float32")
+Path({str(path)!r}).write_bytes(encode(CompressedModel({{"w": tensor}}), coder={coder!r}))
+print(json.dumps({{"declared": values.nbytes}}))
 """
-    return [(name, Path(path), size) for name, path, size in _in_new_process(code)]
-
-
-def mutated_with_bounds_checked(count: int, seed: int, cache: Path, jobs: int = 1) -> dict:
-    """Mutants again, with numba checking every index: no loop leaves its arrays."""
-    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
-    return _mutated_elsewhere(count, seed, jobs, checked, ())
-
-
-def mutated_optimized(count: int, seed: int, jobs: int = 1) -> dict:
-    """Mutants under `python -O`, which drops assertions."""
-    return _mutated_elsewhere(count, seed, jobs, None, ("-O",))
-
-
-def _mutated_elsewhere(
-    count: int, seed: int, jobs: int, environment: dict[str, str] | None, flags: tuple[str, ...]
-) -> dict:
-    """So many mutants in new processes, each with a share of them and a seed of its own."""
-
-    def share(job: int) -> dict:
-        code = f"""
-import json
-from checks import mutated
-outcome = mutated(({-(-count // jobs)}, {seed + 1000 * job}))
-print(json.dumps({{"tried": outcome.tried, "accepted": outcome.accepted, "faults": outcome.faults}}))
-"""
-        return _in_new_process(code, environment, flags)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        shares = list(pool.map(share, range(jobs)))
-    return {
-        "tried": sum(each["tried"] for each in shares),
-        "accepted": sum(each["accepted"] for each in shares),
-        "faults": [fault for each in shares for fault in each["faults"]],
-    }
+    return _in_new_process(code)
 
 
 def limits_hold(blob: bytes, elements: int, size: int) -> bool:

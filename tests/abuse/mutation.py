@@ -70,8 +70,13 @@ def trial(blob: bytes, outcome: Outcome, limits: Limits = LIMITS) -> bool:
         return True
     outcome.accepted += 1
     described = describe(blob, limits)
-    if encode(model, coder=described.coder, **described.options) != blob:
-        outcome.faults.append(f"not canonical: {blob.hex()[:400]}")
+    try:
+        again: bytes | str = encode(model, coder=described.coder, **described.options)
+    except Exception as error:
+        again = f"{type(error).__name__}: {error}"
+    if again != blob:
+        told = again if isinstance(again, str) else again.hex()[:400]
+        outcome.faults.append(f"not canonical: {blob.hex()[:400]} becomes {told}")
     return False
 
 

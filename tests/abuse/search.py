@@ -1,19 +1,14 @@
 """Searches for files that break the decoder, led by the branches they take: a fuzzer in a page of plain Python.
 
-    PYTHONPATH=src python tests/abuse/search.py --minutes 60 --jobs 14 --output tests/abuse/search.json
+    python tests/abuse/campaign.py --steps search --minutes 60 --jobs 14
 
 The decoder runs uncompiled, and every branch that it takes is counted, by powers of two. A file that takes a branch
 as often as none before becomes a parent of further files; of those that do the same, the cheapest stays. Processes
-tell each other of new branches. Half of them treat small tensors as large ones, so that all models are reached.
-`--minutes` is processor time, of all processes together. Nothing is written but the output; it needs numpy alone.
+tell each other of new branches through a folder, which they also begin from. Half of them treat small tensors as large
+ones, so that all models are reached.
 """
 
-import argparse
-import json
-import multiprocessing
-import os
-import platform
-import queue
+import hashlib
 import random
 import signal
 import sys
@@ -21,24 +16,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.queues import Queue
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-os.environ["BAYESZIP_COMPILE"] = "0"
-sys.dont_write_bytecode = True
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "codec")]
+import numpy as np
+import tensor_kinds as kinds
+from agreement import agrees
+from malformed import malformed
+from mutation import GOLDEN, Outcome, mutant, trial
 
-import numpy as np  # noqa: E402
-import second_decoder  # noqa: E402
-from checks import small_ways_files  # noqa: E402
-from malformed import malformed  # noqa: E402
-from mutation import GOLDEN, Outcome, mutant, trial  # noqa: E402
-
-from bayeszip.codec import (  # noqa: E402
+from bayeszip.codec import (
     Limits,
     container,
     contexts,
@@ -54,16 +43,16 @@ from bayeszip.codec import (  # noqa: E402
     streams,
     ways,
 )
-from bayeszip.errors import FormatError  # noqa: E402
-from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor  # noqa: E402
+from bayeszip.errors import FormatError
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
-__all__ = ["search"]
+__all__ = ["SLICE", "Searcher"]
 
 #: small enough for plain Python; whatever declares more is refused
 LIMITS = Limits(elements=1 << 10, memory=1 << 10)
 LONGEST = 500
-#: seconds of processor time after which one file counts as a hang
-PATIENCE = 30
+#: seconds by the clock after which one file counts as a hang; of processor time, of one unit of the search
+PATIENCE, SLICE = 60, 20
 SOURCE = str(Path(container.__file__).parent.parent)
 
 Edge = tuple[int, int, int]
@@ -116,11 +105,6 @@ class Branches:
         found = [(edge, min(count.bit_length(), 8)) for edge, count in self.counts.items()]
         self.counts.clear()
         return found
-
-    def name(self, edge: Edge) -> str:
-        """An edge in words that mean the same in every process."""
-        code = self.codes[edge[0]]
-        return f"{Path(code.co_filename).name}:{code.co_firstlineno}:{code.co_name}:{edge[1]}>{edge[2]}"
 
 
 class Corpus:
@@ -188,7 +172,7 @@ def seeds(small_as_large: bool) -> list[bytes]:
     found += [blob for _, blob, _ in malformed() if 9 < len(blob) <= LONGEST]
     if small_as_large:
         ways.LEAST_CELLS, ways._STREAM = 16, 64
-        found += small_ways_files()
+        found += kinds.files()
         matrix._MOST_CELLS, matrix._MOST_WEIGHTS, matrix._LEAST_SIDE, matrix._FLAT_COLUMNS = 100, 20, 4, 16
         for module in (rawbytes, contexts):
             vars(module)["LEAST_NOISE"] = 16
@@ -204,6 +188,8 @@ def _models() -> Iterator[CompressedModel]:
     for shape in ((), (0, 3), (30,), (6, 5), (12, 30), (2, 3, 3, 3), (4, 2, 5), (3, 120), (130, 2)):
         symbols = noise.integers(1, 6, shape) * (noise.random(shape) < 0.3)
         yield CompressedModel({"conv1.weight": QuantizedTensor(symbols, codebook)}, original_parameters=5000)
+    for kind in kinds.KINDS.values():
+        yield CompressedModel({"w": kind(noise, (6, 5))})
     layers = {"fc1.weight": (6, 12), "fc1.bias": (6,), "fc2.weight": (4, 6), "fc2.bias": (4,)}
     tensors = {
         name: QuantizedTensor(noise.integers(1, 6, shape) * (noise.random(shape) < 0.3), codebook)
@@ -226,29 +212,34 @@ def _hang(*_: object) -> None:
 
 
 class Searcher:
-    """One process of the search."""
+    """One process of the search.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: other numbers search elsewhere; odd ones treat small tensors as large.
+        folder: where files that take new branches are kept.
+    """
+
+    def __init__(self, number: int, folder: Path) -> None:
         self.dice = random.Random(number)
-        self.outcome = Outcome()
-        self.corpus = Corpus()
-        self.agreed = 0
+        self.folder, self.known = folder, set[str]()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.outcome, self.corpus, self.agreed = Outcome(), Corpus(), 0
         self.small_as_large = number % 2 == 1
-        signal.signal(signal.SIGVTALRM, _hang)
-        self.seeds = seeds(self.small_as_large)
+        signal.signal(signal.SIGALRM, _hang)
+        self.waiting = seeds(self.small_as_large)
         self.branches = Branches()
 
     def attempt(self, blob: bytes) -> bool:
         """Tries one file; true if it takes a branch that none took before."""
         self.branches.counts.clear()
         accepted, begin = self.outcome.accepted, time.process_time()
-        signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
         try:
             trial(blob, self.outcome, LIMITS)
         except Hang:
             self.outcome.faults.append(f"a hang for {blob.hex()[:400]}")
         finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
         cost = time.process_time() - begin
         before = len(self.corpus.features)
         new_edge = self.corpus.add(blob, cost, self.branches.taken())
@@ -258,14 +249,10 @@ class Searcher:
 
     def _compare(self, blob: bytes) -> None:
         """The second decoder must read the same."""
-        model, other = decode(blob, LIMITS), second_decoder.read(blob)["tensors"]
-        for name, tensor in model.tensors.items():
-            if isinstance(tensor, QuantizedTensor):
-                bits = tensor.symbols.reshape(-1)
-            else:
-                bits = np.frombuffer(tensor.values.tobytes(), dtype=f"<u{tensor.values.dtype.itemsize}")
-            if (tensor.shape, bits.tolist()) != (tuple(other[name][0]), list(other[name][2])):
-                self.outcome.faults.append(f"the second decoder reads {name!r} differently: {blob.hex()[:400]}")
+        try:
+            agrees(blob, decode(blob, LIMITS))
+        except Exception as error:
+            self.outcome.faults.append(f"the second decoder: {error!r} for {blob.hex()[:400]}")
         self.agreed += 1
 
     def child(self) -> bytes | None:
@@ -274,116 +261,37 @@ class Searcher:
             return lie(parent, self.dice)
         return mutant(parent, self.dice, [self.corpus.pick(self.dice)])
 
-    def figures(self) -> dict[str, Any]:
+    def go_on(self, seconds: float) -> dict[str, Any]:
+        """Searches for so much processor time, what others found first; the figures of that time."""
+        begin, self.outcome, self.agreed = time.process_time(), Outcome(), 0
+        self.waiting += self._found_by_others()
+        while time.process_time() - begin < seconds:
+            if self.waiting:
+                self.attempt(self.waiting.pop(0))
+                continue
+            child = self.child()
+            if child is not None and len(child) <= LONGEST and self.attempt(child):
+                self._tell(child)
         return {
-            "cpu_seconds": time.process_time(),
             "tried": self.outcome.tried,
             "accepted": self.outcome.accepted,
             "agreed": self.agreed,
             "refused": dict(self.outcome.refused),
             "faults": self.outcome.faults[:20],
-            "slowest_refusal_ms": 1000 * self.outcome.slowest_refusal,
-            "features": len(self.corpus.features),
-            "parents": len(self.corpus.files()),
-            "edges": [self.branches.name(edge) for edge in self.corpus.edges],
+            "slowest_refusal_ms": round(1000 * self.outcome.slowest_refusal, 1),
+            "most_branches": len(self.corpus.edges),
+            "most_features": len(self.corpus.features),
+            "most_parents": len(self.corpus.files()),
         }
 
+    def _tell(self, blob: bytes) -> None:
+        """Leaves a file for other processes, and for those of another day."""
+        name = hashlib.sha256(blob).hexdigest()[:16]
+        self.known.add(name)
+        (self.folder / f"{name}.tmp").write_bytes(blob)
+        (self.folder / f"{name}.tmp").replace(self.folder / f"{name}.bayz")
 
-def work(number: int, seconds: float, finds: "list[Queue]", results: "Queue") -> None:
-    """Searches for so much processor time; tells the others of new branches, and the parent how it goes."""
-    searcher = Searcher(number)
-    for blob in searcher.seeds:
-        searcher.attempt(blob)
-    told, tried = time.process_time(), 0
-    while time.process_time() < seconds:
-        child = searcher.child()
-        if child is not None and len(child) <= LONGEST and searcher.attempt(child):
-            for other, box in enumerate(finds):
-                if other != number:
-                    box.put(blob)
-        tried += 1
-        if tried % 100 == 0:
-            for blob in _waiting(finds[number]):
-                searcher.attempt(blob)
-        if time.process_time() - told > 15:
-            told = time.process_time()
-            results.put((number, searcher.figures()))
-    results.put((number, searcher.figures()))
-    for box in finds:
-        box.cancel_join_thread()
-
-
-def _waiting(box: "Queue") -> Iterator[bytes]:
-    while True:
-        try:
-            yield box.get_nowait()
-        except queue.Empty:
-            return
-
-
-def merged(parts: list[dict[str, Any]], jobs: int) -> dict[str, Any]:
-    """The figures of all processes as one."""
-    refused: Counter[str] = Counter()
-    for part in parts:
-        refused.update(part["refused"])
-    summed = ("tried", "accepted", "agreed")
-    return {
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}",
-        "jobs": jobs,
-        "cpu_seconds": round(sum(part["cpu_seconds"] for part in parts)),
-        **{key: sum(part[key] for part in parts) for key in summed},
-        "refused": dict(refused.most_common()),
-        "faults": [fault for part in parts for fault in part["faults"]],
-        "slowest_refusal_ms": round(max(part["slowest_refusal_ms"] for part in parts), 1),
-        "edges": len({edge for part in parts for edge in part["edges"]}),
-        "features": max(part["features"] for part in parts),
-        "parents": sum(part["parents"] for part in parts),
-    }
-
-
-def search(minutes: float, jobs: int, output: Path) -> dict[str, Any]:
-    """Runs the search; `output` holds the figures so far at any time."""
-    spawn = multiprocessing.get_context("spawn")
-    finds: list[Queue] = [spawn.Queue() for _ in range(jobs)]
-    results: Queue = spawn.Queue()
-    workers = [
-        spawn.Process(target=work, args=(number, 60 * minutes / jobs, finds, results), daemon=True)
-        for number in range(jobs)
-    ]
-    for worker in workers:
-        worker.start()
-    latest: dict[int, dict[str, Any]] = {}
-    while True:
-        alive = any(worker.is_alive() for worker in workers)
-        try:
-            number, figures = results.get(timeout=2)
-            latest[number] = figures
-        except queue.Empty:
-            if alive:
-                continue
-        if latest:
-            so_far = merged(list(latest.values()), jobs)
-            died = [f"process {n} ended with {w.exitcode}" for n, w in enumerate(workers) if w.exitcode]
-            so_far["faults"] += died
-            output.write_text(json.dumps(so_far, indent=1) + "\n")
-            print(f"{so_far['cpu_seconds']} s of CPU: {so_far['tried']:,} files, {so_far['edges']} branches,"
-                  f" {so_far['features']} features, {len(so_far['faults'])} faults", flush=True)  # fmt: skip
-        if not alive and results.empty():
-            break
-    if len(latest) < jobs:
-        raise SystemExit(f"only {len(latest)} of {jobs} processes reported")
-    return so_far
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--output", type=Path, default=HERE / "search.json")
-    arguments = parser.parse_args()
-    found = search(arguments.minutes, arguments.jobs, arguments.output)
-    sys.exit(1 if found["faults"] else 0)
-
-
-if __name__ == "__main__":
-    main()
+    def _found_by_others(self) -> list[bytes]:
+        new = [path for path in sorted(self.folder.glob("*.bayz")) if path.stem not in self.known]
+        self.known |= {path.stem for path in new}
+        return [path.read_bytes() for path in new]

@@ -1,21 +1,24 @@
 """Well-formed files from strangers: random graphs over all operators, random tensors, through every door.
 
-    python tests/abuse/strangers.py --files 100000 --report tests/abuse/strangers.json
+    python tests/abuse/strangers.py --files 100000 --jobs 12 --report tests/abuse/strangers.json
 
 A file is drawn so that most of its nodes fit together, then spoiled in a few places (shapes, types, roles, names,
-attributes, links). Child processes, under limits of memory and time, take it through every door. Findings are: a crash,
-a hang, an error outside the family, more memory than the limits allow, a file that `verify` calls sound and that
-doesn't load or run, and two runs with different answers.
+attributes, links). Workers, under limits of memory and time, take it through every door. Faults are: a crash, a hang,
+an error outside the family, more memory than the limits allow, a file that `verify` calls sound and that doesn't load
+or run, and two runs with different answers; each is told with its seed, and `--first SEED --files 1` tries it again.
+
+The report says for each door how often it let a file through, and by which error it refused. It is saved as it grows:
+after `--seconds`, or when it is interrupted, the same command goes on.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensor_kinds import KINDS, any_ways, small_ways
+from units import Crew, go_on, left, save, serve
 
 from bayeszip.codec import Limits, encode, inspect
 from bayeszip.errors import BayeszipError, ModelError
@@ -34,15 +39,13 @@ from bayeszip.tensors import (
     RAW_DTYPES,
     CompressedModel,
     Graph,
-    LogGrid,
     Node,
     QuantizedTensor,
     RawTensor,
-    UniformGrid,
     Varying,
 )
 
-__all__ = ["Findings", "campaign", "stranger", "worker"]
+__all__ = ["campaign", "stranger", "worker"]
 
 LIMITS = Limits(elements=2**17, memory=2**20, loaded=2**21, values=2**16, operations=2**26)
 #: Bytes that a child may take beyond what it has once all is imported; seconds of work, and of waiting, for one file.
@@ -78,25 +81,12 @@ class Sketch:
         numbers = np.random.default_rng(self.dice.getrandbits(32))
         name = f"l{len(self.tensors)}.weight"
         if dtype is None and self.dice.random() < 0.7:
-            self.tensors[name] = self._quantized(shape, numbers)
+            self.tensors[name] = KINDS[self.dice.choice(list(KINDS))](numbers, shape)
         else:
             held = RAW_DTYPES[dtype or "float32"]
             values = numbers.normal(size=shape) if held.kind == "f" else numbers.integers(0, high, shape)
             self.tensors[name] = RawTensor(np.asarray(values).astype(held), dtype or "float32")
         return name
-
-    def _quantized(self, shape: tuple[int, ...], numbers: np.random.Generator) -> QuantizedTensor:
-        """By values, by a grid, or with a scale for each row, as version 2 of the format has them."""
-        symbols = numbers.integers(0, 4, shape, dtype=np.uint8)
-        kind = self.dice.random()
-        scale, axis = None, 0
-        if kind < 0.2 and len(shape) > 1 and symbols.size:
-            axis = self.dice.randrange(2)
-            grid = LogGrid(0.25, 1.5, 5, signed=self.dice.random() < 0.5)
-            scale = QuantizedTensor.on_grid(numbers.integers(0, 5, shape[axis : axis + 1]), grid)
-        if kind > 0.8:
-            return QuantizedTensor.on_grid(symbols, UniformGrid(0.25, 4))
-        return QuantizedTensor(symbols, np.array([0.0, -0.75, 0.5, 1.25], dtype=np.float32), scale=scale, axis=axis)
 
 
 def _attribute(dice: random.Random, attribute: Attribute, rank: int) -> Any:
@@ -299,12 +289,13 @@ class Finding(Exception):
 
 
 @contextlib.contextmanager
-def _door(name: str, refused: Counter) -> Iterator[None]:
+def _door(name: str, outcomes: Counter) -> Iterator[None]:
     """A door: it lets through, or refuses by an error of the family, in words that are safe to print."""
     try:
         yield
+        outcomes[f"{name}: passed"] += 1
     except BayeszipError as error:
-        refused[f"{name}: {type(error).__name__}"] += 1
+        outcomes[f"{name}: {type(error).__name__}"] += 1
         if not all(line.isprintable() for line in str(error).split("\n")):
             raise Finding(f"{name} prints {str(error)!r}") from error
     except Finding:
@@ -313,51 +304,54 @@ def _door(name: str, refused: Counter) -> Iterator[None]:
         raise Finding(f"{name} lets {type(error).__name__} through: {str(error)[:300]}") from error
 
 
-def _through(seed: int, folder: Path, refused: Counter) -> None:
+def _through(seed: int, folder: Path, outcomes: Counter) -> None:
     """One file through every door."""
     from bayeszip import graph, loading
 
-    with _door("encode", refused):
+    dice = random.Random(seed)
+    with _door("encode", outcomes):
         model = stranger(seed)
-        blob = encode(model, "csr-huffman" if seed % 10 == 0 else "context")
+        blob = encode(model, "csr-huffman") if seed % 10 == 0 else encode(model, ways=any_ways(model, dice))
     if "blob" not in locals():
         return
     path = folder / "stranger.bayz"
     path.write_bytes(blob)
-    with _door("decode", refused):
+    with _door("decode", outcomes):
         decoded, description = inspect(blob, LIMITS)
         if description.bytes != len(blob) or decoded != model:
             raise Finding("decode: another model")
     sound, network = False, None
-    with _door("verify", refused):
+    with _door("verify", outcomes):
         loading.verify(path, limits=LIMITS)
         sound = True
-    with _door("load", refused):
+    with _door("load", outcomes):
         network = loading.load(path, limits=LIMITS)
     if sound != (network is not None):
         raise Finding(f"verify says {sound}, load says {network is not None}")
     if seed % 3 == 0:
-        with _door("into", refused):
+        with _door("into", outcomes):
             _into(path)
     elif seed % 3 == 1:
         dense = seed % 2 == 0
-        with _door("export, dense" if dense else "export", refused):
+        with _door("export, dense" if dense else "export", outcomes):
             loading.export(path, folder / "out.safetensors", dense=dense, limits=LIMITS)
-    if seed % 7 == 0:
-        with _door("report", refused):
+    if seed % 7 == 0 and importlib.util.find_spec("rich") is None:
+        outcomes["report: rich is not installed"] += 1
+    elif seed % 7 == 0:
+        with _door("report", outcomes):
             _report(path)
     if network is None:
         return
-    with _door("run", refused):
+    with _door("run", outcomes):
         _run(model, network, path, seed)
     for turn in range(4 if model.graph is not None and model.graph.varies else 0):
-        with _door("run at another size", refused):
+        with _door("run at another size", outcomes):
             _run(model, network, path, seed + turn, other=True)
     if seed % 20 == 0 and model.graph is not None and graph.soundness.states_inputs(model.graph):
-        with _door("against", refused):
+        with _door("against", outcomes):
             loading.verify(path, against=network, limits=LIMITS)
     if seed % 500 == 0:
-        with _door("onnx", refused):
+        with _door("onnx", outcomes):
             loading.export(path, folder / "out.onnx", limits=LIMITS)
 
 
@@ -448,114 +442,76 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
             raise Finding("run: two answers")
 
 
-# ── children and their parent ─────────────────────────────────────────────────────────────────────────────────────────
+# ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def worker(first: int, count: int) -> None:
-    """The files of so many seeds, each announced before it is tried; findings and counts as lines of JSON."""
+def worker() -> None:
+    """The files of seeds that come in, each with what every door said."""
     import torch
 
     torch.set_num_threads(1)
-    refused: Counter = Counter()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    signal.alarm(WAITING)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder, small_ways():
         with contextlib.suppress(Finding):
             for seed in (0, 1):  # loads what must be loaded
                 _through(seed, Path(folder), Counter())
-        status = Path("/proc/self/statm").read_text().split()
-        page = resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (int(status[0]) * page + MEMORY,) * 2)
-        resident = int(status[1]) * page
-        for kind in (signal.SIGALRM, signal.SIGPROF):
-            signal.signal(kind, signal.SIG_DFL)
-        for seed in range(first, first + count):
-            print(json.dumps({"seed": seed}), flush=True)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            signal.setitimer(signal.ITIMER_REAL, WAITING)
+        held = _resident()
+
+        def tried(seed: int) -> dict:
+            outcomes: Counter[str] = Counter()
+            faults = []
             try:
-                _through(seed, Path(folder), refused)
+                _through(seed, Path(folder), outcomes)
             except Finding as finding:
-                print(json.dumps({"finding": str(finding)}), flush=True)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = int(Path("/proc/self/statm").read_text().split()[1]) * page - resident
-    print(json.dumps({"refused": refused, "grown": grown}), flush=True)
+                faults.append(f"{seed}: {finding}")
+            grown = _resident() - held
+            if grown > GROWTH:
+                faults.append(f"memory grew by {grown} MiB")
+            return {"files": 1, "faults": faults, "outcomes": outcomes, "most_grown_mib": grown}
+
+        serve(tried, WAITING, SECONDS, MEMORY)
 
 
-@dataclass
-class Findings:
-    """What a campaign found."""
-
-    files: int = 0
-    findings: list[str] = field(default_factory=list)
-    refused: Counter = field(default_factory=Counter)
-    grown: int = 0
-    seconds: float = 0.0
-
-    def merged(self, other: "Findings") -> "Findings":
-        return Findings(
-            self.files + other.files,
-            self.findings + other.findings,
-            self.refused + other.refused,
-            max(self.grown, other.grown),
-            self.seconds + other.seconds,
-        )
+def _resident() -> int:
+    """MiB in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
 
-def campaign(count: int, first: int = 0) -> Findings:
-    """So many files, in a child that is replaced when one of them ends it."""
-    result, begin, seed, end = Findings(), time.perf_counter(), first, first + count
-    while seed < end:
-        with tempfile.TemporaryFile("w+") as errors:
-            done = False
-            command = [sys.executable, "-W", "ignore", __file__, "--worker", str(seed), str(min(end - seed, 2000))]
-            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-            with subprocess.Popen(command, env=one_thread, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
-                for line in child.stdout or ():
-                    told = json.loads(line)
-                    if "seed" in told:
-                        seed = told["seed"]
-                        result.files += 1
-                    elif "finding" in told:
-                        result.findings.append(f"{seed}: {told['finding']}")
-                    else:
-                        done = True
-                        result.refused.update(told["refused"])
-                        result.grown = max(result.grown, told["grown"])
-            if child.returncode or not done:
-                errors.seek(0)
-                result.findings.append(f"{seed}: the child ended with {child.returncode}: {errors.read()[-300:]}")
-        seed += 1
-    if result.grown > GROWTH:
-        result.findings.append(f"memory grew by {result.grown >> 20} MiB")
-    result.seconds = time.perf_counter() - begin
-    return result
+def campaign(
+    count: int, first: int = 0, jobs: int = 1, report: Path | None = None, seconds: float = float("inf")
+) -> dict:
+    """What so many files come to; as many as time allows, the others by the next call with the same report."""
+    results = json.loads(report.read_text()) if report and report.exists() else {}
+    command = [sys.executable, "-W", "ignore", __file__, "--worker"]
+    crew = Crew(command, jobs, {"OMP_NUM_THREADS": "1"}, time.monotonic() + seconds)
+
+    def keep() -> None:
+        results["outcomes"] = dict(sorted(results.get("outcomes", {}).items()))
+        if report:
+            save(report, results)
+
+    go_on(results, first, count, crew, keep)
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="by the clock; then the same command goes on"
+    )
     parser.add_argument("--report", type=Path)
-    parser.add_argument("--worker", type=int, nargs=2)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(*options.worker)
+        worker()
         return
-    found = Findings()
-    while found.files < options.files:  # what has run is reported as it goes
-        count = min(2000, options.files - found.files)
-        found = found.merged(campaign(count, options.first + found.files))
-        told = {
-            "files": found.files,
-            "first": options.first,
-            "findings": found.findings,
-            "refused": dict(sorted(found.refused.items())),
-            "grown_mib": found.grown >> 20,
-            "seconds": round(found.seconds),
-        }
-        if options.report:
-            options.report.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told, indent=1))
+    found = campaign(options.files, options.first, options.jobs, options.report, options.seconds)
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+    if left(found, options.first, options.files):
+        raise SystemExit(f"{found.get('files', 0)} of {options.files} files; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """A minute of the abuse campaign; `python tests/abuse/campaign.py` runs all of it and writes the report."""
 
+from collections.abc import Callable
+from functools import reduce
+
 import checks
 import pytest
 from malformed import malformed
-from mutation import LIMITS
+from mutation import LIMITS, Outcome
 
 from bayeszip.codec import decode
 from bayeszip.codec import syntax as kinds
 from bayeszip.errors import BayeszipError, FormatError
 
 MALFORMED = list(malformed())
+
+
+def of_all(check: Callable[[bytes], Outcome], files: dict[str, bytes]) -> Outcome:
+    return reduce(Outcome.merged, map(check, files.values()), Outcome())
 
 
 @pytest.mark.parametrize(("blob", "error"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
@@ -41,31 +48,36 @@ def test_refusing_takes_little_memory():
 
 
 def test_every_value_of_every_enumeration_in_a_few_files():
-    outcome = checks.by_many(checks.enumerations, list(checks.golden(115).values()), 1)
+    outcome = of_all(checks.enumerations, checks.golden(115))
     assert outcome.tried > 5_000
     assert not outcome.faults
 
 
 def test_prefixes_and_flips_of_small_golden_files_are_refused():
-    files = list(checks.golden(500).values())
-    for outcome in (checks.by_many(checks.prefixes, files, 1), checks.by_many(checks.flips, files, 1)):
+    for check in (checks.prefixes, checks.flips):
+        outcome = of_all(check, checks.golden(500))
         assert outcome.tried > 1000
         assert (outcome.accepted, outcome.faults) == (0, [])
 
 
 def test_every_value_of_every_byte():
-    outcome = checks.by_many(checks.values, list(checks.golden(30).values()), 1)
+    outcome = of_all(checks.values, checks.golden(30))
     assert outcome.tried > 10_000
     assert not outcome.faults
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_mutants_are_refused_or_canonical(seed):
-    outcome = checks.mutated((20_000, seed))
+    outcome = checks.mutated(20_000, seed)
     assert not outcome.faults
     assert outcome.accepted > 100  # a suite whose mutants are all refused at the door would prove little
     assert len(outcome.refused) >= 10
     assert outcome.slowest_refusal < 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in checks.golden(700) if "large" not in name])
+def test_golden_files_are_what_they_were(name):
+    assert checks.golden_agreed(name)["faults"] == []
 
 
 def test_nothing_is_opened_or_imported():

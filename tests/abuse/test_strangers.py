@@ -7,11 +7,10 @@ from bayeszip.operators import OPERATORS
 
 def test_a_thousand_strangers_do_no_harm():
     found = campaign(1000)
-    assert not found.findings
-    assert found.files == 1000
-    loaded = found.files - sum(count for door, count in found.refused.items() if door.startswith("load"))
-    assert loaded > 400  # strangers that are all refused at the door would prove little
-    assert len(found.refused) > 10
+    assert found["faults"] == []
+    assert found["files"] == found["outcomes"]["decode: passed"] == 1000
+    assert found["outcomes"]["load: passed"] > 400  # strangers that are all refused at the door would prove little
+    assert len(found["outcomes"]) > 20
 
 
 def test_strangers_use_every_operator():

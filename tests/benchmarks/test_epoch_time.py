@@ -18,7 +18,7 @@ def test_it_measures_every_row_on_a_cpu(tmp_path, capsys):
         (precision, feed, kind)
         for precision in ("no", "bf16")
         for feed in ("resident", "loader")
-        for kind in ("plain", "VD", "VD+SWS")
+        for kind in ("plain", "VD", "VD+SWS", "all terms")
     }
     assert all(row["seconds"] > 0 and not row["failure"] for row in figures["rows"])
     assert all(row["peak_gib"] is None for row in figures["rows"])

@@ -157,6 +157,30 @@ def test_info_does_not_need_torch(folder, compressed):
         (folder / "torch.py").unlink()
 
 
+def test_further_rates_give_further_files(run, folder):
+    options = ("--set", "mixture.components=9", "--rates", "3,1e3", "--run", "rates")
+    done = run(*compress_arguments("several.bayz", *options, "--json"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(each["rate"], each["file"]) for each in told["others"]] == [
+        (3.0, "several-rate=3.bayz"),
+        (1000.0, "several-rate=1000.bayz"),
+    ]
+    record = json.loads((folder / "rates" / "result.json").read_text())
+    for each, recorded in zip(told["others"], record["others"], strict=True):
+        assert (folder / each["file"]).stat().st_size == each["bytes"] == recorded["bytes"]
+        assert (folder / "rates" / f"rate={each['rate']:g}" / "net.bayz").read_bytes() == (
+            folder / each["file"]
+        ).read_bytes()
+        assert recorded["accuracy"] == each["accuracy"]
+    assert told["bytes"] > told["others"][1]["bytes"]
+    alone = json.loads((folder / "rates" / "rate=1000" / "result.json").read_text())
+    assert alone["recipe"]["quantization"]["rate"] == 1000
+    again = run(*compress_arguments("several.bayz", *options, "--resume"))
+    assert "weight of a bit" in again.stdout
+    assert again.stdout.splitlines()[-1].endswith("written to several-rate=1000.bayz")
+
+
 def test_own_loaders_and_the_report_in_words(run, folder):
     arguments = compress_arguments("own.bayz")
     arguments[arguments.index("idx:images")] = "nets:loaders"
@@ -198,6 +222,9 @@ def test_weights_come_from_safetensors(run, folder):
         (compress_arguments("x.bayz", "--weights", "gone.safetensors"), 1, "can't read gone.safetensors"),
         (["compress", "nets:tiny", "--data", "nets:not_loaders", "-o", "x.bayz"], 1, "must return (train, validation)"),
         (["compress", "nets:tiny"], 2, "say where to write the file, with -o; or only try, with --dry-run"),
+        (compress_arguments("x.bayz", "--rates", "some"), 2, "such as 0.5,1,2, not 'some'"),
+        (compress_arguments("x.bayz", "--rates", "1,-2"), 2, "quantization.rate must be"),
+        (compress_arguments("x.bayz", "--rates", "1", "--max-bytes", "1k"), 2, "a target decides how small"),
         (compress_arguments("x.bayz", "--strength", "fc=much"), 2, "PATTERN=FACTOR, not 'fc=much'"),
         (compress_arguments("x.bayz", "--exclude", "encoder"), 1, "no parameter or module is called 'encoder'"),
         (["nonsense"], 2, "No such command"),

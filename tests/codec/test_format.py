@@ -1,6 +1,5 @@
 """The format as it is promised: golden files, the written page, and a second decoder."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import second_decoder
+from agreement import agrees, digest
 from codec_models import compressed_models
 from hypothesis import given, settings
 
 from bayeszip.codec import CODERS, decode, describe, encode
-from bayeszip.operators import OPERATORS
 from bayeszip.tensors import CompressedModel, Graph, LogGrid, Node, QuantizedTensor, UniformGrid
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,21 +23,12 @@ MANIFEST = {
 }
 
 
-def _digest(model: CompressedModel) -> str:
-    specification = importlib.util.spec_from_file_location("golden_build", GOLDEN / "build.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module.digest(model)
-
-
 @pytest.mark.parametrize("name", sorted(MANIFEST))
 def test_golden_files_decode_bit_for_bit(name):
     expected = MANIFEST[name]
     blob = (GOLDEN / name).read_bytes()
     model = decode(blob)
-    assert _digest(model) == expected["digest"]
+    assert digest(model) == expected["digest"]
     assert encode(model, coder=expected["coder"], **expected["options"]) == blob
     assert (describe(blob).coder, describe(blob).options) == (expected["coder"], expected["options"])
     assert describe(blob).version == int(name[1])
@@ -47,53 +37,6 @@ def test_golden_files_decode_bit_for_bit(name):
 def test_no_golden_file_is_missing():
     assert {f"{path.parent.name}/{path.name}" for path in GOLDEN.glob("v?/*.bayz")} == set(MANIFEST)
     assert len(MANIFEST) >= 35
-
-
-def _numbers(grid: UniformGrid | LogGrid | None) -> tuple | None:
-    """A grid as the second decoder gives it."""
-    if grid is None:
-        return None
-    if isinstance(grid, UniformGrid):
-        return 1, grid.size, grid.step
-    return 2 if grid.signed else 3, grid.size, grid.base, grid.ratio
-
-
-def agrees(blob: bytes, model: CompressedModel) -> None:
-    """The second decoder reads the same as the first."""
-    other = second_decoder.read(blob)
-    assert list(other["tensors"]) == list(model.tensors)
-    for name, tensor in model.tensors.items():
-        shape, kind, elements = other["tensors"][name]
-        assert shape == tensor.shape
-        if isinstance(tensor, QuantizedTensor):
-            assert kind == tensor.codebook.tobytes()
-            assert elements == tensor.symbols.reshape(-1).tolist()
-            assert other["grids"][name] == _numbers(tensor.grid)
-            scale = tensor.scale and (tensor.axis, tensor.scale.codebook.tobytes(), tensor.scale.symbols.tolist())
-            assert other["scales"].get(name) == scale
-        else:
-            assert kind == tensor.dtype
-            words = np.frombuffer(tensor.values.tobytes(), dtype=f"<u{tensor.values.dtype.itemsize}")
-            assert elements == words.tolist()
-    assert other["original"] == model.original_parameters
-    if model.graph is None:
-        assert other["nodes"] is None
-        return
-    for position, (told, node) in enumerate(zip(other["nodes"], model.graph.nodes, strict=True)):
-        op, _, _, attributes, varied = told
-        assert op == node.op
-        assert OPERATORS[op].defaults() | attributes == node.attributes
-        names, newest = list(OPERATORS[op].defaults()), model.graph.inputs + position - 1
-        assert varied == [
-            (
-                each.place * len(names) + names.index(each.attribute),
-                [(newest - value, dim) for value, dim in each.dims],
-                *(each.factor, each.divisor, each.offset),
-            )
-            for each in node.varying
-        ]
-    inputs, outputs = other["ends"] or (1, [len(model.graph.nodes)])
-    assert (inputs, tuple(outputs)) == (model.graph.inputs, model.graph.outputs)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(MANIFEST) if "lenet" not in name and "large" not in name])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_format import agrees
+from agreement import agrees
 
 from bayeszip.codec import compilation, decode, describe, encode, measure
 from bayeszip.codec.evidence import log_count

@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
+from agreement import agrees
 from test_container import repaired
-from test_format import agrees
 
 from bayeszip.codec import Budget, Limits, decode, describe, encode, streams, ways
 from bayeszip.codec.header import outline_of

@@ -5,6 +5,7 @@ import pytest
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.curves import CURVES, NETWORKS, Curve, curve_of
+from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
 
 FRONTIER = EXPERIMENTS["frontier"]
@@ -20,10 +21,11 @@ def test_a_network_is_known_to_the_command_line(name):
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(curve):
-    variants = curve.variants()
-    assert len(variants) >= 6
+    variants, points = curve.variants(), curve.points()
+    assert len(points) >= 6
     assert list(curve.strengths) == sorted(set(curve.strengths))
-    assert set(curve.headlines) <= set(curve.strengths)
+    assert {(point.strength, point.rate) for point in points if point.is_headline} == set(curve.headlines) != set()
+    assert [point.name for point in points] == [name for variant in variants for name in variant.endings]
     assert {len(variant.seeds) for variant in variants} == {1, 3 if NETWORKS[curve.model].data == "cifar10" else 5}
     assert min(seed for variant in variants for seed in variant.seeds) >= 10
 
@@ -40,13 +42,26 @@ def test_runs_of_a_curve_begin_alike_and_differ_in_strength():
 def test_names_of_runs_say_which_curve_they_are_of():
     curves = {curve.name for curve in CURVES}
     runs = FRONTIER.runs()
-    assert {curve_of(run.name) for run in runs} == curves
-    assert len({run.name for run in runs}) == len(runs)
+    names = [name for run in runs for name in run.endings]
+    assert {curve_of(name) for name in names} == curves
+    assert len(set(names)) == len(names)
     # Both are told from the other by a piece of their names.
     assert {run.variant.model for run in FRONTIER.runs(only="resnet-20-tau1")} == {"resnet-20"}
 
 
 def test_seeds_that_are_asked_for_take_the_place_of_the_published_ones():
-    curve = Curve("lenet-5", False, (1, 2), (2,))
+    curve = Curve("lenet-5", False, (1, 2), ((2, 0),))
     assert [variant.seeds for variant in curve.variants()] == [(10,), (10, 11, 12, 13, 14)]
     assert {run.seed for run in FRONTIER.runs((3,), only="lenet-5")} == {3}
+
+
+def test_rates_are_endings_of_one_training_and_no_rate_keeps_the_name():
+    curve = Curve("resnet-20", True, (0.2,), ((0.2, 1),), rates=(0.5, 1))
+    assert [point[:3] for point in curve.points()] == [
+        ("resnet-20-augmented-tau1=0.2", 0.2, 0),
+        ("resnet-20-augmented-tau1=0.2-rate=0.5", 0.2, 0.5),
+        ("resnet-20-augmented-tau1=0.2-rate=1", 0.2, 1),
+    ]
+    (run,) = Experiment("frontier", "", curve.variants(), ()).runs(only="rate=1-11")
+    assert list(run.endings) == [f"{point.name}-11" for point in curve.points()]
+    assert [each.quantization.rate for each in run.endings.values()] == [0, 0.5, 1]

@@ -4,7 +4,7 @@ import pytest
 
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.curves import CURVES
-from bayeszip.experiments.parts import ABLATED, PARTS
+from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
 from bayeszip.experiments.tables import parts_table
 from bayeszip.recipe import recipe
 
@@ -15,8 +15,7 @@ def on(settings):
     """Which parts a recipe has switched on."""
     phases = settings.phases
     return {
-        "snap": settings.quantization.rate > 0,
-        "rate": any(phase.terms["rate"].tau > 0 for phase in phases),
+        "rate-term": any(phase.terms["rate"].tau > 0 for phase in phases),
         "groups": any(phase.terms["groups"].tau > 0 for phase in phases),
         "seeding": settings.mixture.seeding == "even",
     }
@@ -24,9 +23,10 @@ def on(settings):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_has_its_part_and_no_other(name):
-    part = RUNS[name].variant.name.rpartition("-")[2]
+    part = RUNS[name].variant.name.partition("-tau1=")[2].partition("-")[2]
     expected = {each: part in (each, "all") for each in PARTS if each not in ("none", "all")}
     assert on(RUNS[name].recipe) == expected
+    assert [each.quantization.rate for each in RUNS[name].endings.values()] == [0, SNAP]
 
 
 def test_they_are_run_on_seeds_that_no_curve_has_from_one_pretrained_network():
@@ -47,13 +47,17 @@ def test_what_recipes_have_on_can_be_switched_off():
 
 
 def test_the_table_compares_seed_by_seed():
-    figures = {"accuracy": 0.98, "validation_accuracy": 0.97, "seconds": 3.0, "params": 1000, "model": "lenet-5"}
-    sizes = {("none", 0): 100, ("none", 1): 200, ("rate", 0): 90, ("rate", 1): 160, ("rate", 2): 1}
+    figures = {"validation_accuracy": 0.97, "seconds": 3.0, "params": 1000, "model": "lenet-5"}
+    sizes = {("none", 0): 100, ("none", 1): 200, (f"none-rate={SNAP:g}", 0): 50}
+    sizes |= {("rate-term", 0): 90, ("rate-term", 1): 160, ("rate-term", 2): 1}
     records = [
-        {"name": f"lenet-5-tau1=1-{part}-{seed}", "seed": seed, "bytes": size, **figures}
+        {"name": f"lenet-5-tau1=1-{part}-{seed}", "seed": seed, "bytes": size, "accuracy": 0.9 + size / 1000, **figures}
         for (part, seed), size in sizes.items()
     ]
     (grid,) = parts_table(records)
     assert grid.title == "LeNet-5, τ₁ = 1"
-    assert [row[0] for row in grid.rows] == ["none of them", "the rate term"]
-    assert [row[5] for row in grid.rows] == ["–", "-15.0 %"]
+    assert [row[0] for row in grid.rows] == ["none of them", "symbols by rate and distortion", "the rate term"]
+    assert [row[5] for row in grid.rows] == ["–", "-50.0", "-15.0 ± 63.5"]
+    assert [row[4] for row in grid.rows] == ["–", "-5.00", "-2.50 ± 19.06"]
+    sealed = [{name: value for name, value in record.items() if name != "accuracy"} for record in records]
+    assert {row[4] for row in parts_table(sealed)[0].rows} == {"–"}

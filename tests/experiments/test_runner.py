@@ -12,7 +12,7 @@ from bayeszip import codec
 from bayeszip.cli import main
 from bayeszip.errors import DataError, OutputError, RecipeError, TrainingError
 from bayeszip.experiments import EXPERIMENTS, runner
-from bayeszip.experiments.records import file_of, history_of, read, recipe_of
+from bayeszip.experiments.records import file_of, history_of, is_of, read, recipe_of
 from bayeszip.experiments.runner import Task, carry_out, do, located
 from bayeszip.experiments.runs import Experiment, Variant
 from bayeszip.fitting import Watcher
@@ -63,10 +63,10 @@ def test_a_run_is_trained_on_the_training_split_and_nothing_else(nets, splits, t
     task = Task(run, tmp_path / "out" / "small", "cpu", BOTH.data, pretraining=True)
     published = marks(splits.train)
     assert not published & (marks(splits.validation) | marks(splits.test))
-    assert do(task) is None
+    assert do(task) == []
     assert published == nets.SEEN
     nets.SEEN.clear()
-    record = do(dataclasses.replace(task, pretraining=False))
+    (record,) = do(dataclasses.replace(task, pretraining=False))
     assert published == nets.SEEN
     assert record["accuracy"] is not None
 
@@ -137,6 +137,36 @@ def test_what_was_stopped_goes_on_from_its_checkpoint(nets, images, tmp_path, wo
     blobs = [file_of(tmp_path / name / "small", run.name).read_bytes() for name in ("whole", "parts")]
     assert blobs[0] == blobs[1]
     assert list((tmp_path / "parts" / "unfinished").iterdir()) == []
+
+
+def test_a_run_with_rates_leaves_a_record_and_a_file_for_each(nets, images, tmp_path, workers):
+    several = dataclasses.replace(SMALL, variants=(dataclasses.replace(BOTH, rates=(2, 30)),))
+    (run,) = several.runs((0,))
+    carry_out(several, [run], tmp_path / "out", device="cpu")
+    folder = tmp_path / "out" / "small"
+    records = read(folder)
+    assert list(records) == list(run.endings) == ["both-0", "both-rate=2-0", "both-rate=30-0"]
+    for name, record in records.items():
+        assert record["bytes"] == len(file_of(folder, name).read_bytes())
+        assert is_of(record, run)
+        assert record["accuracy_before"] == records["both-0"]["accuracy_before"]
+    assert records["both-0"]["bytes"] > records["both-rate=30-0"]["bytes"]
+    assert [epoch["phase"] for epoch in history_of(records["both-rate=2-0"])][-2:] == ["values-rate=2"] * 2
+    workers.done.clear()
+    carry_out(several, [run], tmp_path / "out", device="cpu")
+    assert workers.done == []
+    # One of them lost: all are made again, as before.
+    file_of(folder, "both-rate=2-0").unlink()
+    carry_out(several, [run], tmp_path / "out", device="cpu")
+    assert workers.done == [("both-0", False)]
+    assert {name: record["bytes"] for name, record in read(folder).items()} == {
+        name: record["bytes"] for name, record in records.items()
+    }
+    other = dataclasses.replace(
+        several, variants=(dataclasses.replace(BOTH, rates=(2,), settings=SETTINGS + " all.tau1=3"),)
+    )
+    with pytest.raises(RecipeError, match="with other settings"):
+        carry_out(other, other.runs((0,)), tmp_path / "out", device="cpu")
 
 
 def test_images_are_changed_where_the_variant_says_so(nets, images, splits, tmp_path, workers):

@@ -10,7 +10,8 @@ from torch import nn
 
 from bayeszip import CompressedModel, QuantizedTensor, codec, pack
 from bayeszip.errors import BayeszipError, DataError
-from bayeszip.report import gather
+from bayeszip.report import gather, page
+from bayeszip.report.contents import Point
 from bayeszip.report.quoted import quoted_for
 from bayeszip.snapshots import BINS
 
@@ -134,3 +135,20 @@ def test_the_run_of_another_file_is_refused(finished, copied, tmp_path):
 def test_a_run_without_snapshots_still_makes_a_report(copied):
     (copied / "snapshots.json").unlink()
     assert gather(copied / "net.bayz", copied).run.snapshots.moments == ()
+
+
+def test_other_files_of_the_training_are_points_of_the_curve(copied):
+    held = json.loads((copied / "result.json").read_text())
+    held["others"] = [{"rate": 2.0, "bytes": 90, "accuracy": 0.75}, {"rate": 4.0, "bytes": 80, "accuracy": None}]
+    (copied / "result.json").write_text(json.dumps(held))
+    contents = gather(copied / "net.bayz", copied)
+    assert [point for point in contents.points() if point.kind == "other"] == [
+        Point("rate 2", 90, 75.0, "other", "test")
+    ]
+    text = page(contents)
+    assert "others of its training" in text
+    assert ">rate 2</text>" in text
+    held["others"][0]["rate"] = "much"
+    (copied / "result.json").write_text(json.dumps(held))
+    with pytest.raises(DataError, match="not the record of a run"):
+        gather(copied / "net.bayz", copied)

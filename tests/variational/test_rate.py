@@ -13,7 +13,8 @@ from bayeszip import codec
 from bayeszip.compressor import Compressor
 from bayeszip.ending import prices_of_zeros
 from bayeszip.errors import RecipeError
-from bayeszip.fitting import ResidentBatches, Watcher
+from bayeszip.fitting import Course, ResidentBatches, Watcher, start_terms
+from bayeszip.fitting.course import Problem
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
 from bayeszip.tensors import CompressedModel, QuantizedTensor
@@ -39,6 +40,24 @@ def priced(weights, settings: RateSettings, pricing=prices_of_zeros) -> Rate:
     rate = Rate(weights, pricing)
     rate.renew(settings, 0, weights, kept_where_large)
     return rate.to(weights[0].theta.dtype)
+
+
+def test_bits_count_by_the_strength_of_their_layer():
+    network = nn.Sequential(nn.Linear(3, 3))
+    weights = gaussian(network)
+    halved = tuple(weight._replace(strength=0.5) for weight in weights)
+    whole, half = (priced(each, RateSettings(1.0)).expected_bits(each).item() for each in (weights, halved))
+    assert half == pytest.approx(0.5 * whole, rel=1e-6)
+
+
+def test_a_target_turns_its_weight_with_that_of_the_divergence():
+    network, phase = nn.Sequential(nn.Linear(3, 3)), recipe("deep").phases[0]
+    weights = gaussian(network)
+    terms = start_terms(network, [phase], {Rate.name: prices_of_zeros})
+    course = Course(Problem(network, weights, terms, None, nn.functional.cross_entropy, 1), phase)
+    once, thrice = (course.dials_at(1.0, strength).of_terms for strength in (1, 3))
+    assert [dials[0] for dials in thrice] == pytest.approx([3 * dials[0] for dials in once])
+    assert len(once) == 2
 
 
 def test_expected_bits_are_those_of_all_patterns_enumerated():

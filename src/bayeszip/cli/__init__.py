@@ -1,12 +1,14 @@
 """The command line. Exit status 0: done, 1: failed, 2: misused; no traceback for what a user can mend.
 
 A module a command; only that of the command asked for is imported. What imports torch, which takes seconds, is imported
-by the commands that need it, when they run.
+by the commands that need it, when they run. `bayeszip info FILE` needs no parser either, which takes as long to import
+as a small file to read.
 """
 
 import importlib
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 __all__ = ["COMMANDS", "main"]
@@ -29,6 +31,8 @@ COMMANDS = (
 def main() -> None:
     """Entry point."""
     asked = sys.argv[1:2]
+    if asked == ["info"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):
+        sys.exit(importlib.import_module("bayeszip.cli.contents").show(Path(sys.argv[2])))
     _offering(asked if asked and asked[0] in COMMANDS else COMMANDS)()
 
 

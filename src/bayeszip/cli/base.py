@@ -1,19 +1,13 @@
-"""What all commands share: the application, its options, and how what goes wrong is told."""
+"""What all commands share: the application, its options, and how a function becomes one."""
 
-import functools
-import os
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from bayeszip import __version__
-from bayeszip.errors import BayeszipError, Interrupted, RecipeError
+from bayeszip.cli.guard import guarded
 
 __all__ = [
     "AugmentOption",
@@ -43,9 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-
-#: Exit status after Ctrl-C, as shells expect it.
-INTERRUPTED = 128 + signal.SIGINT
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .bayz file.", show_default=False)]
 ModelArgument = Annotated[
@@ -115,28 +106,8 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 def command(function: Command) -> Command:
     """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **options: Any) -> None:
-        try:
-            function(*args, **options)
-        except Interrupted as error:
-            _fail(str(error), 128 + error.signal)
-        except BayeszipError as error:
-            _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
-        except KeyboardInterrupt as interrupt:
-            _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
-
-    app.command()(guarded)
+    app.command()(guarded(function))
     return function
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    rank = os.environ.get("RANK", "0")
-    if rank != "0":
-        message = f"process {rank}: {message}"
-    Console(stderr=True).print(f"[bold red]bayeszip:[/] {escape(message)}", highlight=False, soft_wrap=True)
-    sys.exit(status)
 
 
 @app.callback(invoke_without_command=True)

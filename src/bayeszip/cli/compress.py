@@ -3,7 +3,8 @@
 import contextlib
 import enum
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from bayeszip.fitting import Judge, Likelihood, Metric, Watcher
     from bayeszip.fitting.batches import Loader
+    from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import Loaders
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
@@ -73,6 +75,14 @@ def compress(
     ] = None,
     max_metric_drop: Annotated[
         float | None, typer.Option(metavar="AMOUNT", help="Or its metric there worsens by at most so much.")
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE,…",
+            help="From the same training a further file for each of these weights of a bit, such as 0.5,1,2,4: the "
+            "more, the smaller and the less accurate. They are called NAME-rate=2.bayz.",
+        ),
     ] = None,
     run: Annotated[
         Path | None,
@@ -132,6 +142,8 @@ def compress(
 
     `bayeszip compress lenet-300-100 --recipe quick --max-bytes 6k -o net.bayz` (or `--max-accuracy-drop 0.3`)
 
+    `bayeszip compress lenet-300-100 --recipe quick --rates 1,2,4 -o net.bayz` (three more files, smaller and smaller)
+
     `bayeszip compress nets:unet --weights w.safetensors --data mydata:images --loss mse -o net.bayz`
 
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
@@ -142,7 +154,6 @@ def compress(
     """
     from bayeszip import compressing, models
     from bayeszip.devices import resolve_device
-    from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_test, named_loss
     from bayeszip.recipe import recipe as named_recipe
@@ -150,22 +161,21 @@ def compress(
 
     chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
     _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
+    further = _rates(rates)
     if not dry_run:
-        _check_places(output, run)
-    checkpoints = (
-        None if run is None else Checkpointing(run / "checkpoints", checkpoint_every or "5m", keep or 2, force)
-    )
+        _check_places(output, run, further)
+    checkpoints = _checkpointing(run, checkpoint_every, keep, force)
     target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
     network = _network(model, seed, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
     if output is None or dry_run:
-        _show_preview(network, loaders, chosen, judged_by, target, pretrain, as_json)
+        _show_preview(network, loaders, chosen, judged_by, target, pretrain, further, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     test = load_test(data, device=target)
-    with _missed_is_kept(output, run, test), _watched(chosen, pretrain, run, log) as watcher:
+    with _missed_is_kept(output, run, test), _watched(chosen, pretrain, further, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -182,6 +192,7 @@ def compress(
             max_accuracy_drop=max_accuracy_drop,
             max_loss_increase=max_loss_increase,
             max_metric_drop=max_metric_drop,
+            rates=further,
             checkpoints=checkpoints,
             resume=resume,
             mixed_precision=mixed_precision,
@@ -223,6 +234,25 @@ def _strengths(given: list[str] | None) -> dict[str, float] | None:
     return strengths
 
 
+def _rates(given: str | None) -> tuple[float, ...]:
+    """RATE,RATE,…"""
+    try:
+        return tuple(float(rate) for rate in given.split(",")) if given else ()
+    except ValueError:
+        raise RecipeError(f"write rates as numbers with commas between them, such as 0.5,1,2, not {given!r}") from None
+
+
+def _beside(output: Path, rate: float) -> Path:
+    """Where the file of a further rate goes."""
+    return output.with_name(f"{output.stem}-rate={rate:g}{output.suffix}")
+
+
+def _checkpointing(run: Path | None, every: str | None, keep: int | None, force: bool) -> "Checkpointing | None":
+    from bayeszip.fitting.keeper import Checkpointing
+
+    return None if run is None else Checkpointing(run / "checkpoints", every or "5m", keep or 2, force)
+
+
 def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, checkpointed: bool) -> None:
     """Refuse what needs the folder of a run where there is none."""
     if log is not None and run is None:
@@ -240,6 +270,7 @@ def _show_preview(
     loss: "Likelihood",
     device: "torch.device",
     pretrain: bool,
+    rates: Sequence[float],
     as_json: bool,
 ) -> None:
     """What the command would do without --dry-run."""
@@ -253,11 +284,12 @@ def _show_preview(
         loss=loss,
         device=device,
         pretrain=pretrain,
+        rates=rates,
     )
     typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 
 
-def _check_places(output: Path | None, run: Path | None) -> None:
+def _check_places(output: Path | None, run: Path | None, rates: Sequence[float]) -> None:
     """Before the training: what can't be written after it is refused now."""
     from bayeszip.files import check_writable, create_folder
     from bayeszip.fitting.launch import is_main_process
@@ -265,7 +297,8 @@ def _check_places(output: Path | None, run: Path | None) -> None:
     if output is None:
         raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     if is_main_process():
-        check_writable(output)
+        for path in (output, *(_beside(output, rate) for rate in rates)):
+            check_writable(path)
         if run is not None:
             create_folder(run)
 
@@ -277,17 +310,25 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
 
     if not is_main_process():
         return
-    figures = file_figures(result.network(), result.description, test, _judge(result))
-    result.save(output)
+    judge, places = _judge(result), {output: result, **{_beside(output, each.rate): each for each in result.others}}
+    figures = [file_figures(each.network(), each.description, test, judge) for each in places.values()]
+    for path, each in places.items():
+        each.save(path)
     if run is not None:
-        write_record(run, result, figures)
+        write_record(run, result, *figures)
     if as_json:
-        typer.echo(json.dumps({**figures, "warnings": list(result.warnings)}))
-    else:
-        typer.echo(result.report())
-        accuracy = figures["accuracy"]
-        said = f"loss {figures['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
-        typer.echo(f"test {said}, written to {output}")
+        told = [{**own, "warnings": list(each.warnings)} for each, own in zip(places.values(), figures, strict=True)]
+        others = [
+            {"rate": each.rate, "file": os.fspath(_beside(output, each.rate)), **own}
+            for each, own in zip(result.others, told[1:], strict=True)
+        ]
+        typer.echo(json.dumps({**told[0], **({"others": others} if others else {})}))
+        return
+    typer.echo(result.report())
+    for path, own in zip(places, figures, strict=True):
+        accuracy = own["accuracy"]
+        said = f"loss {own['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+        typer.echo(f"test {said}, written to {path}")
 
 
 def _judge(result: "Result") -> "Judge | None":
@@ -316,7 +357,9 @@ def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[
 
 
 @contextlib.contextmanager
-def _watched(recipe: "Recipe", pretrain: bool, run: Path | None, log: Log | None) -> "Iterator[Watchers]":
+def _watched(
+    recipe: "Recipe", pretrain: bool, rates: Sequence[float], run: Path | None, log: Log | None
+) -> "Iterator[Watchers]":
     """A progress display, and what the folder of the run is to receive while the training goes on."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
@@ -325,7 +368,8 @@ def _watched(recipe: "Recipe", pretrain: bool, run: Path | None, log: Log | None
     if not is_main_process():
         yield Watchers()
         return
-    phases = recipe.scaled().sequence(pretrain)
+    recipe = recipe.scaled()
+    phases = (*recipe.sequence(pretrain), *(recipe.at_rate(rate).closing for rate in rates))
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []
         if run is not None:

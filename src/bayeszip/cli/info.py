@@ -1,11 +1,7 @@
 """`bayeszip info`."""
 
-import json
-
-import typer
-
 from bayeszip.cli.base import FileArgument, JsonOption, command
-from bayeszip.files import read_file
+from bayeszip.cli.contents import show
 
 __all__ = ["info"]
 
@@ -18,17 +14,4 @@ def info(file: FileArgument, as_json: JsonOption = False) -> None:
 
     `bayeszip info net.bayz`
     """
-    from bayeszip import codec
-    from bayeszip.summary import as_text, description_dict, facts_table, tensors_table
-
-    description = codec.describe(read_file(file))
-    if as_json:
-        typer.echo(json.dumps(description_dict(description)))
-        return
-    ratio = 4 * description.original_parameters / description.bytes
-    facts = [
-        ("file", f"{file}, format version {description.version}, coder {description.coder}"),
-        ("size", f"{description.bytes:,} bytes, {ratio:.1f} times smaller"),
-        ("parameters before", f"{description.original_parameters:,}"),
-    ]
-    typer.echo(as_text(facts_table(facts), tensors_table(description)))
+    show(file, as_json)

@@ -119,7 +119,7 @@ def reproduce(
         experiment = dataclasses.replace(experiment, sealed=True)
     runs = experiment.runs(parse_seeds(seeds) if seeds else None, only, epochs_scale)
     carry_out(experiment, runs, again, jobs=jobs, device=device, data=data or ())
-    _show(experiment, again / experiment.name, [run.name for run in runs])
+    _show(experiment, again / experiment.name, [name for run in runs for name in run.endings])
     typer.echo(f"\nrecords and files are in {again / experiment.name}")
 
 

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.damage import findings, reach_of
-from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, prices_of_zeros
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_curvature, check_trials, prices_of_zeros
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import (
     Course,
@@ -61,12 +61,14 @@ from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
+from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result
 from bayeszip.settings import to_dict
+from bayeszip.snapping import seen_curvatures
 from bayeszip.targets import Target
 from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
 
@@ -157,6 +159,8 @@ class Compressor:
         if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
             self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         settings = self.recipe
+        if settings.start_size and example_inputs is not None:
+            begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
         self.conversion = to_variational(
             self.model,
             log_sigma2=settings.start_log_sigma2,
@@ -451,6 +455,8 @@ class Compressor:
             self._likelihood = Likelihood.of(loss)
         if self.recipe.quantization.rate_trials:
             check_trials(val_loader, budget)
+        if self.recipe.quantization.curvature:
+            check_curvature(train_loader, budget)
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
@@ -467,6 +473,7 @@ class Compressor:
             judge,
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
+            see=None if train_loader is None else partial(seen_curvatures, loader=train_loader),
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
         return self._delivered(result, max_bytes, before, Judge(self._likelihood, Metric.of(metric)))

@@ -1,13 +1,18 @@
-"""Curves of accuracy against bytes: networks with their data, their pretraining, and the strengths they are tried at.
+"""Curves of accuracy against bytes: networks with their data, their pretraining, and the strengths and rates they are
+tried at. A strength is a training; the rates are endings of it, and cost next to nothing.
 
 Everything about a network stands in its line of `NETWORKS`, in `bayeszip compress`'s own words.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from bayeszip.experiments.runs import Variant
+from bayeszip.experiments.runs import Variant, at_rate
 
-__all__ = ["CURVES", "NETWORKS", "Curve", "Network", "curve_of", "variant_of"]
+__all__ = ["AT_NO_RATE", "CURVES", "NETWORKS", "UNTOUCHED", "Curve", "Network", "Point", "curve_of", "variant_of"]
+
+#: Whatever a recipe has.
+AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
 
 #: Seeds that nobody chose on. A curve has the first of them alone.
 UNTOUCHED = tuple(range(10, 15))
@@ -50,21 +55,33 @@ NETWORKS: dict[str, Network] = {
 }
 
 
+class Point(NamedTuple):
+    """Where a curve is tried; `name` is that of its files, before the seed."""
+
+    name: str
+    strength: float
+    rate: float
+    is_headline: bool
+
+
 @dataclass(frozen=True)
 class Curve:
-    """A network compressed at several strengths: a line in its picture.
+    """A network compressed at several strengths, ended at several rates: a line in its picture.
 
     Args:
         model: a name in `NETWORKS`.
         augmented: whether images are changed, in the pretraining too.
         strengths: values of τ₁, the first of the curve's seeds each.
-        headlines: those of `strengths` that are run with all seeds; they were chosen on validation images.
+        headlines: pairs of a strength and a rate that tables quote; they were chosen on validation images. Their
+            strengths are run with all seeds.
+        rates: weights of a bit, which each training is ended at beside 0.
     """
 
     model: str
     augmented: bool
     strengths: tuple[float, ...]
-    headlines: tuple[float, ...]
+    headlines: tuple[tuple[float, float], ...]
+    rates: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,17 +93,21 @@ class Curve:
 
     def variants(self) -> tuple[Variant, ...]:
         """A variant for each strength."""
-        seeds = NETWORKS[self.model].seeds
+        return tuple(map(self._variant, self.strengths))
+
+    def _variant(self, strength: float) -> Variant:
+        name, settings = f"{self.name}-tau1={strength:g}", f"{AT_NO_RATE} all.tau1={strength:g}"
+        count = NETWORKS[self.model].seeds if strength in dict(self.headlines) else 1
+        seeds = UNTOUCHED[:count]
+        variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
+        return replace(variant, rates=self.rates)
+
+    def points(self) -> tuple[Point, ...]:
+        """All that its trainings end in."""
         return tuple(
-            variant_of(
-                self.model,
-                f"{self.name}-tau1={strength:g}",
-                f"all.tau1={strength:g}",
-                augmented=self.augmented,
-                meaning=f"{strength:g}",
-                seeds=UNTOUCHED[: seeds if strength in self.headlines else 1],
-            )
+            Point(at_rate(f"{self.name}-tau1={strength:g}", rate), strength, rate, (strength, rate) in self.headlines)
             for strength in self.strengths
+            for rate in (0, *self.rates)
         )
 
 
@@ -110,16 +131,19 @@ def variant_of(
     )
 
 
+#: Endings of a training on CIFAR-10.
+_RATES = (0.25, 0.5, 1, 1.5, 2)
+
 CURVES: tuple[Curve, ...] = (
-    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), (0.7, 1)),
-    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), (2, 2.5)),
-    Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), (1, 1.4)),
-    Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), (4, 8, 12)),
-    Curve("resnet-8", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),
-    Curve("resnet-20", True, (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.2,)),
-    Curve("resnet-20", False, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
-    Curve("resnet-20-4", True, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
-    Curve("vgg-16", True, (0.1, 0.2, 0.35, 0.5, 0.7, 1), (0.35,)),
+    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
+    Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
+    Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
+    Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
+    Curve("resnet-8", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", False, (0.05, 0.2), ((0.2, 0.25),), _RATES),
+    Curve("resnet-20-4", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
+    Curve("vgg-16", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
 )
 
 

@@ -25,7 +25,7 @@ Axes = Any
 
 
 class Point(NamedTuple):
-    """Mean size and accuracies (in percent) of the runs at one strength."""
+    """Mean size and accuracies (in percent) of the files at one strength and rate."""
 
     bytes: float
     accuracy: float
@@ -133,7 +133,7 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     heights = [100 * record["accuracy"] for record in own] + [100 - row.error for row in quoted]
     lowest, highest = min(heights) - 0.5, max(heights + before) + 0.5
     for curve in CURVES:
-        points = [_point(group, len(variant.seeds) > 1) for variant, group in curve_groups(own, curve)]
+        points = [_point(group, point.is_headline) for point, group in curve_groups(own, curve)]
         if curve.model == model and points:
             _draw_curve(
                 axes, points, f"bayeszip, {'with' if curve.augmented else 'without'} augmentation", curve.augmented

@@ -41,10 +41,10 @@ OFFSET_BITS = {"lenet-300-100": 5, "lenet-5": 8}
 Record = dict[str, Any]
 
 
-def record_of(run: Run, result: Result, figures: dict[str, Any]) -> Record:
-    """A run's line. What the file tells by itself is left out, but for the figures that tables quote."""
+def record_of(run: Run, name: str, result: Result, figures: dict[str, Any]) -> Record:
+    """The line of a run's ending. What the file tells by itself is left out, but for the figures that tables quote."""
     if result.fit is None:
-        raise RecipeError(f"{run.name} was not trained")
+        raise RecipeError(f"{name} was not trained")
     whole = run_record(result, figures)
     names = ["accuracy", "accuracy_before", "bytes", "params", "nonzero"]
     quoted = {name: whole.pop(name) for name in names if name in whole}
@@ -54,7 +54,7 @@ def record_of(run: Run, result: Result, figures: dict[str, Any]) -> Record:
     offset_bits = OFFSET_BITS.get(run.variant.model)
     precision = run.variant.mixed_precision
     return {
-        "name": run.name,
+        "name": name,
         "model": run.variant.model,
         "seed": run.seed,
         **quoted,
@@ -117,25 +117,30 @@ def _order(name: str) -> tuple[str, int]:
 
 
 def missing(folder: Path, runs: Sequence[Run]) -> list[Run]:
-    """Those of `runs` that have no record in `folder`, or lost their file.
+    """Those of `runs` that lack a record in `folder`, or lost a file.
 
     Raises:
         RecipeError: one is recorded there with other settings.
     """
     records = read(folder)
     for run in runs:
-        if run.name in records and not is_of(records[run.name], run):
-            raise RecipeError(f"{folder} holds {run.name} with other settings; give another folder, or move it away")
-    return [run for run in runs if run.name not in records or not (run.sealed or file_of(folder, run.name).exists())]
+        for name in run.endings:
+            if name in records and not is_of(records[name], run):
+                raise RecipeError(f"{folder} holds {name} with other settings; give another folder, or move it away")
+
+    def is_done(run: Run) -> bool:
+        return all(name in records and (run.sealed or file_of(folder, name).exists()) for name in run.endings)
+
+    return [run for run in runs if not is_done(run)]
 
 
 def is_of(record: Record, run: Run) -> bool:
-    """Whether a record tells of this very run: its network, its seed, and all that was asked for."""
+    """Whether a record tells of an ending of this very run: its network, its seed, and all that was asked for."""
     variant = run.variant
     augment = None if variant.augment is None else str(Augmentation.parse(variant.augment))
     asked = (variant.model, run.seed, augment, variant.mixed_precision)
     told = (record["model"], record["seed"], record.get("augment"), record.get("mixed_precision"))
-    return told == asked and recipe_of(record) == run.recipe.scaled()
+    return told == asked and recipe_of(record) == run.endings.get(record["name"])
 
 
 def file_of(folder: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ recipe says, and kept below the output folder.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,14 +73,14 @@ class Task:
         return Checkpointing(self.unfinished, every="3m", keep=1)
 
 
-def do(task: Task) -> Record | None:
-    """What a worker does with a task; returns the run's record."""
+def do(task: Task) -> list[Record]:
+    """What a worker does with a task; returns the run's records, one for each of its endings."""
     device = resolve_device(task.device)
     recipe, variant, seed = task.run.recipe, task.run.variant, task.run.seed
     loaders = load_data(task.data, batch_size=recipe.batch_size, seed=seed, device=device)
     if task.pretraining:
         _pretrain(task, loaders, device)
-        return None
+        return []
     network = build_seeded(variant.model, seed)
     load_weights(network, task.weights)
     result = compress(
@@ -93,19 +93,23 @@ def do(task: Task) -> Record | None:
         watcher=Watcher(),
         max_bytes=variant.max_bytes,
         max_accuracy_drop=variant.max_accuracy_drop,
+        rates=variant.rates,
         checkpoints=task.checkpoints,
         resume=True,
         mixed_precision=variant.mixed_precision,
         augment=variant.augment,
     )
+    endings = dict(zip(task.run.endings, (result, *result.others), strict=True))
     if task.run.sealed:
-        return record_of(task.run, result, size_figures(result.description))
+        return [record_of(task.run, name, each, size_figures(each.description)) for name, each in endings.items()]
     # On a CPU, as anyone can repeat it.
     test = load_test(task.data, device=torch.device("cpu"))
-    figures = file_figures(result.network().cpu(), result.description, test)
-    figures["accuracy_before"] = evaluate(network.to(device), test)
-    result.save(file_of(task.folder, task.run.name))
-    return record_of(task.run, result, figures)
+    before, records = evaluate(network.to(device), test), []
+    for name, each in endings.items():
+        figures = {**file_figures(each.network().cpu(), each.description, test), "accuracy_before": before}
+        each.save(file_of(task.folder, name))
+        records.append(record_of(task.run, name, each, figures))
+    return records
 
 
 def _pretrain(task: Task, loaders: Loaders, device: torch.device) -> None:
@@ -202,26 +206,17 @@ def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[O
     with Progress(
         TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
     ) as progress:
-        failures = _follow(workers, lacking, progress, "pretraining", lambda record: "")
+        failures = _follow(workers, lacking, progress, "pretraining")
         broken = {failure.task.weights: failure.error for failure in failures}
-        ready = {task.run.name: task for task in tasks if task.weights not in broken}
-
-        def keep(record: Record) -> str:
-            add(tasks[0].folder, record)
-            # Only now: a record that is lost costs nothing but the ending.
-            _forget(ready[record["name"]])
-            return _told(record)
-
-        failures = _follow(workers, ready.values(), progress, tasks[0].folder.name, keep)
+        ready = [task for task in tasks if task.weights not in broken]
+        failures = _follow(workers, ready, progress, tasks[0].folder.name)
     return failures + [
         Outcome(task, error=f"pretraining: {broken[task.weights]}") for task in tasks if task.weights in broken
     ]
 
 
-def _follow(
-    workers: Workers, tasks: Iterable[Task], progress: Progress, title: str, keep: Callable[[Record], str]
-) -> list[Outcome]:
-    tasks = list(tasks)
+def _follow(workers: Workers, tasks: Sequence[Task], progress: Progress, title: str) -> list[Outcome]:
+    """Keep the records of tasks as they are done; returns what failed."""
     bar = progress.add_task(title, total=len(tasks), visible=bool(tasks))
     failures = []
     for outcome in workers.outcomes(tasks):
@@ -229,8 +224,12 @@ def _follow(
         if outcome.error is not None:
             failures.append(outcome)
             _say(progress.console, f"{title}, {outcome.task.run.name} failed: {outcome.error}")
-        elif outcome.answer is not None:
-            _say(progress.console, keep(outcome.answer))
+            continue
+        for record in outcome.answer:
+            add(outcome.task.folder, record)
+            _say(progress.console, _told(record))
+        # Only now: a record that is lost costs nothing but the ending.
+        _forget(outcome.task)
     return failures
 
 

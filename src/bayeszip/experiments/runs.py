@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from bayeszip.errors import RecipeError
 from bayeszip.recipe import Recipe, recipe
 
-__all__ = ["Experiment", "Run", "Variant", "named", "parse_seeds"]
+__all__ = ["Experiment", "Run", "Variant", "at_rate", "named", "parse_seeds"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Variant:
         augment: how images are changed in the compression, as `--augment` takes it.
         augment_before: the same in the pretraining.
         mixed_precision: as `--mixed-precision` takes it, in both.
+        rates: further endings of its training, as `--rates` takes them.
         seeds: those that are published, where they are not the experiment's.
     """
 
@@ -36,12 +38,27 @@ class Variant:
     augment: str | None = None
     augment_before: str | None = None
     mixed_precision: str | None = None
+    rates: tuple[float, ...] = ()
     seeds: tuple[int, ...] = ()
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Names of its files, before the seed: of the recipe's own ending, and of the further ones."""
+        return (self.name, *(at_rate(self.name, rate) for rate in self.rates))
+
+
+def at_rate(name: str, rate: float) -> str:
+    """What an ending is called.
+
+    >>> at_rate("lenet-5", 0), at_rate("lenet-5", 0.5)
+    ('lenet-5', 'lenet-5-rate=0.5')
+    """
+    return f"{name}-rate={rate:g}" if rate else name
 
 
 @dataclass(frozen=True)
 class Run:
-    """One compression. `name` is unique in its experiment."""
+    """One training. `name` is unique in its experiment."""
 
     name: str
     variant: Variant
@@ -49,6 +66,13 @@ class Run:
     seed: int
     #: Takes part in a choice: the test set stays sealed, and no file is kept.
     sealed: bool
+
+    @cached_property
+    def endings(self) -> dict[str, Recipe]:
+        """What it leaves: for each record its name, and the recipe that it was made by."""
+        settings = self.recipe.scaled()
+        recipes = (settings, *(settings.at_rate(rate) for rate in self.variant.rates))
+        return {f"{name}-{self.seed}": each for name, each in zip(self.variant.endings, recipes, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -78,7 +102,7 @@ class Experiment:
             for variant in self.variants
             for seed in seeds or variant.seeds or self.seeds
         ]
-        chosen = [run for run in planned if named(run.name, only)]
+        chosen = [run for run in planned if any(named(name, only) for name in run.endings)]
         if not chosen:
             raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
         return chosen

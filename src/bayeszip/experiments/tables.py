@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
-from bayeszip.experiments.parts import ABLATED, PARTS
+from bayeszip.experiments.curves import CURVES, NETWORKS, Curve, Point
+from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
 from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
-from bayeszip.experiments.runs import Variant
+from bayeszip.experiments.runs import at_rate
 
 __all__ = ["PRINTED", "TABLES", "Grid", "curve_groups", "front", "headline_table", "short_table", "with_interval"]
 
@@ -190,66 +190,77 @@ def targets_table(records: Records) -> list[Grid]:
 
 
 def parts_table(records: Records) -> list[Grid]:
-    """For each network and strength, what each part alone and all together come to, over none of them."""
-    head = ("part", "seeds", "test accuracy, %", "validation, %", "bytes", "bytes over none", "seconds")
+    """For each network and strength, what each part alone and all together come to, and that less none of them."""
+    head = ("part", "seeds", "test accuracy, %", "bytes", "accuracy against none", "bytes against none, %", "seconds")
     grids = []
     for ablated in ABLATED:
         for strength in ablated.strengths:
-            groups = {part: _group(records, f"{ablated.model}-tau1={strength:g}-{part}") for part in PARTS}
-            rows = []
-            for part, group in groups.items():
-                if group:
-                    accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
-                    seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
-                    over = _over(group, groups["none"])
-                    rows.append((PARTS[part][1], _seeds(group), *accuracies, _bytes(group), over, seconds))
+            start = f"{ablated.model}-tau1={strength:g}"
+            none = _group(records, f"{start}-none")
+            rows = [
+                _part_row(meaning, group, none)
+                for part, (_, *meanings) in PARTS.items()
+                for meaning, rate in zip(meanings, (0, SNAP), strict=True)
+                if (group := _group(records, at_rate(f"{start}-{part}", rate)))
+            ]
             if rows:
                 grids.append(Grid(head, tuple(rows), f"{NETWORKS[ablated.model].title}, τ₁ = {strength:g}"))
     return grids
 
 
-def _over(group: Records, others: Records) -> str:
-    """How many more bytes, over the seeds that both have."""
-    base = {record["seed"]: record["bytes"] for record in others}
-    shares = [record["bytes"] / base[record["seed"]] - 1 for record in group if record["seed"] in base]
-    return f"{100 * statistics.mean(shares):+.1f} %" if shares and group is not others else "–"
+def _part_row(meaning: str, group: Records, none: Records) -> tuple[str, ...]:
+    points = _against(group, none, lambda ours, theirs: 100 * (ours["accuracy"] - theirs["accuracy"]), "+.2f")
+    size = _against(group, none, lambda ours, theirs: 100 * (ours["bytes"] / theirs["bytes"] - 1), "+.1f")
+    seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
+    return (meaning, _seeds(group), _percent(group, "accuracy"), _bytes(group), points, size, seconds)
+
+
+def _against(group: Records, others: Records, difference: Callable[[Record, Record], float], form: str) -> str:
+    """A difference over the seeds that both have, in the mean."""
+    base = {record["seed"]: record for record in others}
+    pairs = [(record, base[record["seed"]]) for record in group if record["seed"] in base]
+    if not pairs or group == others or any("accuracy" not in record for pair in pairs for record in pair):
+        return "–"
+    mean, _, interval = with_interval([difference(*pair) for pair in pairs], form).partition(" ± ")
+    return f"{mean} ± {interval.lstrip('+')}" if interval else mean
 
 
 def frontier_table(records: Records) -> list[Grid]:
-    """Each network's curves, smallest files first; headlines, which have several seeds, in bold."""
-    head = ("τ₁", "seeds", "test accuracy, %", "validation, %", "whole file, bytes", "times smaller", "seconds")
-    grids = []
+    """Each network's curves, smallest files first; headlines in bold."""
+    figures = ("seeds", "test accuracy, %", "validation, %", "whole file, bytes", "times smaller", "seconds")
+    head, grids = ("τ₁", "weight of a bit", *figures), []
     for curve in CURVES:
         rows = []
-        for variant, group in curve_groups(records, curve):
+        for point, group in curve_groups(records, curve):
             accuracies = (_percent(group, name) for name in ("accuracy", "validation_accuracy"))
             seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
-            cells = (variant.meaning, _seeds(group), *accuracies, _bytes(group), _ratio(group))
-            emphasis = "**" if len(variant.seeds) > 1 else ""
+            place = (f"{point.strength:g}", f"{point.rate:g}")
+            cells = (*place, _seeds(group), *accuracies, _bytes(group), _ratio(group))
+            emphasis = "**" if point.is_headline else ""
             rows.append((*(f"{emphasis}{cell}{emphasis}" for cell in cells), seconds))
         if rows:
-            augment = f" (`{variant.augment}`)" if variant.augment else ""
+            augment = f" (`{NETWORKS[curve.model].augment}`)" if curve.augmented else ""
             grids.append(Grid(head, tuple(rows), f"{curve.title}{augment}"))
     return grids
 
 
 def headline_table(records: Records) -> Grid:
-    """The points of the curves that have several seeds."""
+    """The points that the curves are quoted by."""
     head = ("network", "augmentation", "seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
     rows = []
     for curve in CURVES:
-        for variant, group in curve_groups(records, curve):
-            if len(variant.seeds) > 1:
+        for point, group in curve_groups(records, curve):
+            if point.is_headline:
                 figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group))
                 names = (NETWORKS[curve.model].title, "yes" if curve.augmented else "no", _seeds(group))
                 rows.append((*names, *figures, _ratio(group)))
     return Grid(head, tuple(rows))
 
 
-def curve_groups(records: Records, curve: Curve) -> list[tuple[Variant, list[Record]]]:
-    """The variants of a curve that have records, each with them, strongest first."""
-    groups = ((variant, _group(records, variant.name)) for variant in reversed(curve.variants()))
-    return [(variant, group) for variant, group in groups if group]
+def curve_groups(records: Records, curve: Curve) -> list[tuple[Point, list[Record]]]:
+    """The points of a curve that have records, each with them, smallest files first."""
+    groups = [(point, group) for point in curve.points() if (group := _group(records, point.name))]
+    return sorted(groups, key=lambda held: statistics.mean(record["bytes"] for record in held[1]))
 
 
 #: For each experiment what its records come to.

@@ -1,6 +1,7 @@
 """What a network computes, as data: traced from a module, shrunk without changing it, and back to a module."""
 
 from bayeszip.graph.folding import fold_norms
+from bayeszip.graph.free_sizes import begin_even
 from bayeszip.graph.indices import dense_state
 from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import coupled_units, drop_dead_units
@@ -17,6 +18,7 @@ __all__ = [
     "FLOATING",
     "UnknownOperator",
     "UntraceableModel",
+    "begin_even",
     "check_sound",
     "coupled_units",
     "dense_state",

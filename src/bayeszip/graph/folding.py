@@ -16,13 +16,13 @@ import numpy as np
 
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
-__all__ = ["fold_norms"]
+__all__ = ["CHANNELS", "fold_norms"]
 
 Tensors = dict[str, QuantizedTensor | RawTensor]
 
 #: Operators that a norm can be folded into → the axis of their weight that its channels are.
-_CHANNELS = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0}
-_CHANNELS |= {"conv_transpose1d": 1, "conv_transpose2d": 1, "conv_transpose3d": 1}
+CHANNELS = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0}
+CHANNELS |= {"conv_transpose1d": 1, "conv_transpose2d": 1, "conv_transpose3d": 1}
 
 
 def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[CompressedModel, dict[str, float]]:
@@ -116,9 +116,9 @@ class _Folding:
 
     def _takes_scales(self, node: Node) -> bool:
         weight = None if not node.tensors or node.tensors[0] is None else self._tensors[node.tensors[0]]
-        if node.op not in _CHANNELS or not isinstance(weight, QuantizedTensor) or not weight.size:
+        if node.op not in CHANNELS or not isinstance(weight, QuantizedTensor) or not weight.size:
             return False
-        axis = _CHANNELS[node.op]
+        axis = CHANNELS[node.op]
         grouped = axis == 1 and node.attributes.get("groups", 1) != 1
         across = weight.scale is not None and weight.axis != axis and len(np.unique(weight.scale.symbols)) > 1
         return not grouped and not across and all(name is None or self._uses[name] == 1 for name in node.tensors)
@@ -128,7 +128,7 @@ class _Folding:
         weight = self._tensors[weight_name]
         if not isinstance(weight, QuantizedTensor):
             raise TypeError(weight_name)  # never: `_takes_scales` asks for it
-        axis = _CHANNELS[node.op]
+        axis = CHANNELS[node.op]
         scale = affine.scale if weight.scale is None else affine.scale * _along(weight, axis)
         self._tensors[weight_name] = replace(weight, scale=exactly(scale), axis=axis)
         shift = affine.shift

@@ -251,8 +251,8 @@ def accuracy_and_size(points: Sequence[Point]) -> Markup:
     marks = []
     for point in points:
         title = _title(f"{point.label}: {show_bytes(point.bytes)}, {point.accuracy:.2f} % ({point.measured} data)")
-        kind = {"epoch": "epoch", "quoted": "quoted", "file": f"file {point.measured}"}[point.kind]
-        radius = {"epoch": 3.0, "quoted": 4.0, "file": 6.0}[point.kind]
+        kind = f"file {point.measured}" if point.kind in ("file", "other") else point.kind
+        radius = {"epoch": 3.0, "quoted": 4.0, "other": 4.0, "file": 6.0}[point.kind]
         marks.append(element("circle", title, cx=x(point.bytes), cy=y(point.accuracy), r=radius, class_=kind))
     return frame.drawn("Accuracy against size", *marks, *_labels(points, frame))
 

@@ -68,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Point:
-    """An accuracy (in percent) and a size. `kind`: "epoch", "file" or "quoted"; `measured`: on which data."""
+    """An accuracy (in percent) and a size. `kind`: "epoch", "file", "other" or "quoted"; `measured`: on which data."""
 
     label: str
     bytes: int
@@ -125,8 +125,8 @@ class Contents:
         return [curve for curve in curves if curve.values]
 
     def points(self) -> list[Point]:
-        """Accuracy against size: the run's epochs, what others report, and the file itself last."""
-        return [*self._epoch_points(), *self._quoted_points(), *self._file_points()]
+        """Accuracy against size: the run's epochs, what others report, its other files, and the file itself last."""
+        return [*self._epoch_points(), *self._quoted_points(), *self._other_points(), *self._file_points()]
 
     def _history(self) -> Sequence[EpochStats]:
         return self.run.history if self.run else ()
@@ -141,6 +141,11 @@ class Contents:
         for row in self.quoted:
             size = row.size(self.description.original_parameters)
             yield Point(f"{row.method} ({row.reference})", size, 100 - row.error, "quoted", "test")
+
+    def _other_points(self) -> Iterator[Point]:
+        for other in self.run.others if self.run else ():
+            if other.accuracy is not None:
+                yield Point(f"rate {other.rate:g}", other.bytes, 100 * other.accuracy, "other", "test")
 
     def _file_points(self) -> Iterator[Point]:
         if self.run is not None:

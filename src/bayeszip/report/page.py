@@ -450,7 +450,7 @@ def _accuracy(contents: Contents) -> Markup | None:
         element("span", "Ring", class_="key ring"),
         ": an epoch of this run, on validation data. ",
         element("span", "Dot", class_="key fill1"),
-        ": this file. ",
+        ": this file. " if not contents.run or not contents.run.others else ": this file, and others of its training. ",
     ]
     if contents.quoted:
         said += [

@@ -248,7 +248,7 @@ def _draw_accuracy(figure: Figure, contents: Contents) -> None:
         if point.kind == "epoch":
             axes.plot(point.bytes, point.accuracy, "o", markersize=4, markerfacecolor="white", color=BLUE)
             continue
-        color, size = (GRAY, 5) if point.kind == "quoted" else (BLUE, 8)
+        color, size = {"quoted": (GRAY, 5), "other": (BLUE, 5), "file": (BLUE, 8)}[point.kind]
         hollow = {"markerfacecolor": "white"} if point.measured == "validation" else {}
         axes.plot(point.bytes, point.accuracy, "o", markersize=size, color=color, **hollow)
         text = f"this file, {point.measured}" if point.kind == "file" else point.label.split(" (")[0]

@@ -18,6 +18,15 @@ __all__ = ["Run", "read_run"]
 
 
 @dataclass(frozen=True)
+class Other:
+    """A further file of a training, at another weight of a bit; its accuracy, a share, is on the test set."""
+
+    rate: float
+    bytes: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
 class Run:
     """A run. Accuracies are shares; `accuracy` is on the test set."""
 
@@ -32,6 +41,7 @@ class Run:
     recipe: dict[str, Any]
     history: tuple[EpochStats, ...]
     snapshots: Snapshots
+    others: tuple[Other, ...] = ()
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -57,6 +67,10 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             recipe=dict(held["recipe"]),
             history=tuple(_epoch(stats) for stats in held["history"]),
             snapshots=read_snapshots(snapshots) if snapshots.is_file() else Snapshots(),
+            others=tuple(
+                Other(_finite(other["rate"]), int(other["bytes"]), _share(other, "accuracy"))
+                for other in held.get("others", ())
+            ),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path} is not the record of a run: {type(error).__name__}: {error}") from error

@@ -121,6 +121,7 @@ class GroupPrior(Term):
 
     name = "groups"
     Settings = GroupSettings
+    steered = True
 
     def __init__(self, network: nn.Module, units: Units | None = None) -> None:
         super().__init__()

@@ -58,6 +58,7 @@ class Rate(Term):
 
     name = "rate"
     Settings = RateSettings
+    steered = True
 
     def __init__(self, weights: Sequence[VariationalWeight], pricing: Pricing) -> None:
         super().__init__()
@@ -96,15 +97,17 @@ class Rate(Term):
         if epoch % settings.refresh_every and size == self.extra.numel():
             return
         told = self._pricing({weight.name: keeps(weight).cpu().numpy() for weight in weights})
+        # A layer that is to be pruned less, or more, finds its bits cheaper, or dearer.
+        factors = np.concatenate([np.full(weight.theta.numel(), weight.strength) for weight in weights])
         zero, nonzero = (np.concatenate([told[weight.name][i].ravel() for weight in weights]) for i in (0, 1))
         zero = np.minimum(zero, nonzero)
-        extra = torch.from_numpy(nonzero + settings.value_bits - zero).to(self.extra)
+        extra = torch.from_numpy(factors * (nonzero + settings.value_bits - zero)).to(self.extra)
         if size == self.extra.numel():
             # Where it lies: recorded steps read it there.
             self.extra.copy_(extra)
         else:
             self.extra = extra
-        self.least.fill_(float(zero.sum()))
+        self.least.fill_(float(factors @ zero))
 
     def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
         return (tau * math.log(2) * self.expected_bits(weights).float(),)

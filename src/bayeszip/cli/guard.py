@@ -1,0 +1,45 @@
+"""What goes wrong in a command becomes a line on standard error and an exit status."""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from bayeszip.errors import BayeszipError, Interrupted, RecipeError
+
+__all__ = ["guarded"]
+
+#: Exit status after Ctrl-C, as shells expect it.
+INTERRUPTED = 128 + signal.SIGINT
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def guarded(function: Command) -> Command:
+    """`function`, whose errors end the process."""
+
+    @functools.wraps(function)
+    def guarding(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except Interrupted as error:
+            _fail(str(error), 128 + error.signal)
+        except BayeszipError as error:
+            _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
+        except KeyboardInterrupt as interrupt:
+            _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
+
+    return guarding  # type: ignore[return-value]
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    from rich.console import Console
+    from rich.markup import escape
+
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        message = f"process {rank}: {message}"
+    Console(stderr=True).print(f"[bold red]bayeszip:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(status)
