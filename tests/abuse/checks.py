@@ -23,6 +23,8 @@ from bayeszip.errors import FormatError
 from bayeszip.operators import OPERATORS
 
 __all__ = [
+    "MEMORY_CASES",
+    "SETTINGS",
     "audit_events",
     "claim_everything",
     "compile_loops",
@@ -234,8 +236,19 @@ print(json.dumps({"files": len(files), "events": {k: v for k, v in events.items(
     )
 
 
-def identical_bytes() -> dict:
-    """Whether golden models are coded alike under 1, 2 and 8 threads, other hash seeds, without SIMD, uncompiled."""
+_SIMD = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
+#: environments and flags of Python under which the same bytes must come out
+SETTINGS: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    *(({"OMP_NUM_THREADS": count, "NUMBA_NUM_THREADS": count}, ()) for count in ("1", "2", "8")),
+    *(({"PYTHONHASHSEED": seed}, ()) for seed in ("0", "7", "4294967295")),
+    ({"NPY_DISABLE_CPU_FEATURES": _SIMD, "NUMBA_CPU_NAME": "generic"}, ()),
+    ({"BAYESZIP_COMPILE": "0"}, ()),
+    ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": _SIMD}, ("-O",)),
+]
+
+
+def identical_bytes(setting: int) -> dict:
+    """The digest of golden models that are coded again under one of the settings."""
     code = """
 import hashlib, json
 from checks import golden
@@ -244,18 +257,9 @@ sha = hashlib.sha256()
 for blob in golden(8000).values():
     described = describe(blob)
     sha.update(encode(decode(blob), coder=described.coder, **described.options))
-print(json.dumps({"digest": sha.hexdigest()}))
+print(json.dumps({"digests": [sha.hexdigest()]}))
 """
-    simd = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
-    settings: list[tuple[dict[str, str], tuple[str, ...]]] = [
-        *(({"OMP_NUM_THREADS": count, "NUMBA_NUM_THREADS": count}, ()) for count in ("1", "2", "8")),
-        *(({"PYTHONHASHSEED": seed}, ()) for seed in ("0", "7", "4294967295")),
-        ({"NPY_DISABLE_CPU_FEATURES": simd, "NUMBA_CPU_NAME": "generic"}, ()),
-        ({"BAYESZIP_COMPILE": "0"}, ()),
-        ({"BAYESZIP_COMPILE": "0", "NPY_DISABLE_CPU_FEATURES": simd}, ("-O",)),
-    ]
-    found = {_in_new_process(code, environment, flags)["digest"] for environment, flags in settings}
-    return {"settings": len(settings), "files": len(golden(8000)), "digests": len(found)}
+    return {"settings": 1, "most_files": len(golden(8000))} | _in_new_process(code, *SETTINGS[setting])
 
 
 def compile_loops(environment: dict[str, str] | None = None) -> None:
@@ -263,7 +267,18 @@ def compile_loops(environment: dict[str, str] | None = None) -> None:
     _in_new_process("from checks import seeds\nseeds()\nprint('{}')", environment)
 
 
-def memory() -> list[dict]:
+#: large tensors, as Python that makes them, and their coders
+_LARGE = {
+    "sparse, context": ("(random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3", "context"),
+    "dense, context": ("random.integers(0, 17, (4000, 4000), dtype=np.uint8)", "context"),
+    "raw float32, context": ("random.normal(size=(2000, 2000)).astype('<f4')", "context"),
+    "sparse, csr-huffman": ("(random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3", "csr-huffman"),
+    "dense, csr-huffman": ("random.integers(0, 17, (4000, 4000), dtype=np.uint8)", "csr-huffman"),
+}
+MEMORY_CASES = list(_LARGE)
+
+
+def memory(case: str) -> dict:
     """Peak memory of decoding, beyond what was there before, against what the file declares."""
     code = """
 import json
@@ -285,15 +300,15 @@ model = decode(blob)
 peak = memory("VmHWM")
 print(json.dumps({"declared_mib": declared / 2**20, "beyond_mib": (peak - before) / 2**20}))
 """
-    return [
-        {"case": name} | _in_new_process(code.replace("PATH", repr((str(path), declared))))
-        for name, path, declared in _large_files()
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.bayz"
+        declared = _write_large(case, path)["declared"]
+        return {"case": case} | _in_new_process(code.replace("PATH", repr((str(path), declared))))
 
 
-def _large_files() -> list[tuple[str, Path, int]]:
-    """Large files, written to a temporary folder by a process of their own so that their making leaves no trace."""
-    folder = Path(tempfile.mkdtemp())
+def _write_large(case: str, path: Path) -> dict:
+    """A large file, written by a process of its own so that its making leaves no trace."""
+    made, coder = _LARGE[case]
     code = f"""
 import json
 from pathlib import Path
@@ -302,25 +317,12 @@ from bayeszip.codec import encode
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 random = np.random.default_rng(0)
 book = np.linspace(-1, 1, 17, dtype=np.float32); book[0] = 0
-sparse = (random.random((8000, 8000)) < 0.02).astype(np.uint8) * 3
-dense = random.integers(0, 17, (4000, 4000), dtype=np.uint8)
-raw = random.normal(size=(2000, 2000)).astype("<f4")
-cases = {{
-    "sparse, context": (QuantizedTensor(sparse, book), "context"),
-    "dense, context": (QuantizedTensor(dense, book), "context"),
-    "raw float32, context": (RawTensor(raw, "float32"), "context"),
-    "sparse, csr-huffman": (QuantizedTensor(sparse, book), "csr-huffman"),
-    "dense, csr-huffman": (QuantizedTensor(dense, book), "csr-huffman"),
-}}
-out = []
-for number, (name, (tensor, coder)) in enumerate(cases.items()):
-    path = Path({str(folder)!r}) / f"{{number}}.bayz"
-    path.write_bytes(encode(CompressedModel({{"w": tensor}}), coder=coder))
-    size = tensor.symbols.nbytes if isinstance(tensor, QuantizedTensor) else tensor.values.nbytes
-    out.append((name, str(path), size))
-print(json.dumps(out))
+values = {made}
+tensor = QuantizedTensor(values, book) if values.dtype == np.uint8 else RawTensor(values, "float32")
+Path({str(path)!r}).write_bytes(encode(CompressedModel({{"w": tensor}}), coder={coder!r}))
+print(json.dumps({{"declared": values.nbytes}}))
 """
-    return [(name, Path(path), size) for name, path, size in _in_new_process(code)]
+    return _in_new_process(code)
 
 
 def limits_hold(blob: bytes, elements: int, size: int) -> bool:

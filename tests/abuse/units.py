@@ -20,11 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Crew", "go_on", "merged", "save", "serve", "source", "versions"]
+__all__ = ["Crew", "go_on", "left", "merged", "save", "serve", "source", "versions"]
 
 #: seconds between two reports
 _PAUSE = 5.0
@@ -64,6 +65,7 @@ def _installed(name: str) -> bool:
         return False
 
 
+@cache
 def source() -> str:
     """What is tried, and by what: a digest of the package, of this folder, and of the golden files."""
     here = Path(__file__).parent
@@ -132,7 +134,7 @@ def go_on(results: dict, first: int, count: int, crew: Crew, keep: Callable[[], 
         results: the figures so far; they begin anew if they are of another source, or of other units.
         keep: saves them.
     """
-    if (results.get("source"), results.get("first")) != (source(), first):
+    if not _same(results, first):
         results.clear()
         results |= {"source": source(), "first": first, "machine": versions(), "begun": 0, "unfinished": []}
     board = _Board(results, first + count, crew)
@@ -153,7 +155,17 @@ def go_on(results: dict, first: int, count: int, crew: Crew, keep: Callable[[], 
         for kind, handler in before.items():
             signal.signal(kind, handler)
     keep()
-    return not results["unfinished"] and results["begun"] >= count
+    return not left(results, first, count)
+
+
+def left(results: dict, first: int, count: int) -> bool:
+    """Whether there is anything left to do of so many units."""
+    return not _same(results, first) or bool(results["unfinished"]) or results["begun"] < count
+
+
+def _same(results: dict, first: int) -> bool:
+    """Whether figures are of this source, and of units from `first` on."""
+    return (results.get("source"), results.get("first")) == (source(), first)
 
 
 class _Board:
