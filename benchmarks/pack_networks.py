@@ -45,6 +45,34 @@ def separable() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
+def plain() -> nn.Module:
+    """Wide kernels, biases and two large matrices, without norms."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 12, 5, 2, 2), nn.ReLU(), nn.Conv2d(12, 32, 5, 2, 2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+class Residual(nn.Module):
+    """Sums of what a layer of two convolutions makes of its input, and the input."""
+
+    def __init__(self, width: int = 24, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, width, 4, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
+            )
+            for _ in range(blocks)
+        )  # fmt: skip
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images)
+        for block in self.blocks:
+            hidden = F.relu(hidden + block(hidden))
+        return self.out(hidden.mean((2, 3)))
+
+
 class Mixer(nn.Module):
     """MLP-Mixer (Tolstikhin et al., 2021) over 16 patches of 7 × 7 pixels."""
 
@@ -70,14 +98,15 @@ def _mlp(width: int, inner: int) -> nn.Module:
 
 #: name → network, data, epochs
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
-    "lenet-5": (models.LeNet5, "mnist", 3),
     "convolutional": (convolutional, "mnist", 4),
     "perceptron": (perceptron, "mnist", 6),
     "separable": (separable, "mnist", 4),
     "mixer": (Mixer, "mnist", 5),
+    "plain": (plain, "mnist", 4),
+    "residual": (Residual, "mnist", 4),
     "resnet-8": (models.BUILT_IN["resnet-8"], "cifar10", 4),
 }
-SEEN = ("lenet-5", "convolutional")
+SEEN = ("convolutional", "perceptron", "resnet-20")
 
 
 def train(name: str, cifar: str) -> nn.Module:

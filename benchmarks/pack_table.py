@@ -1,11 +1,12 @@
 """`pack` beside NNCodec at equal weight error and at equal accuracy; writes pack.json and PACK.md beside this file.
 
     python benchmarks/pack_table.py --peer PYTHON [--cifar cifar10:FOLDER] [--add resnet-20=weights.safetensors …]
-        [--only mixer …] [--render]
+        [--only mixer …] [--way nncodec …] [--again] [--render]
 
 Networks are those that pack_networks.py trains, and any that `--add` names. The peer is NNCodec 2.1.3 in a virtual
 environment of its own (see codec_peer.py); of its options, those below are tried and the smallest file is taken. Both
-are measured as whole files, on the same test images. --render makes the page anew from the figures.
+are measured as whole files, on the same test images. What is in pack.json already is not measured again, unless by
+--again; so a run that was broken off goes on where it was. --render makes the page anew from the figures.
 """
 
 import argparse
@@ -35,7 +36,9 @@ STEPS = range(-32, -9, 2)
 #: A step for other tensors than matrices as fine as by default, and one that costs less.
 OTHERS = (-75, -40)
 QUALITIES = (99, 98, 96, 93, 90, 86, 80, 72, 62, 50)
-CALIBRATION, IMAGES = 1024, 2000
+CALIBRATION = 1024
+#: Test images: all of MNIST's, and as many of CIFAR-10's as a CPU gets through.
+IMAGES = {"mnist": 10_000, "cifar10": 2000}
 #: The errors, and the losses of accuracy in points, that files are compared at.
 ERRORS = (0.05, 0.1, 0.2)
 LOSSES = (0.3, 1.0)
@@ -54,6 +57,7 @@ class Case:
 
 def case_of(name: str, weights: Path, cifar: str) -> Case:
     build, spec, _ = NETWORKS.get(name, (models.BUILT_IN.get(name), "cifar10", 0))
+    images = IMAGES[spec]
     spec = cifar if spec == "cifar10" else spec
     network = build()
     network.load_state_dict(load_file(weights))
@@ -67,7 +71,7 @@ def case_of(name: str, weights: Path, cifar: str) -> Case:
         network.eval(),
         train.images[:1],
         calibration,
-        ResidentBatches(test.images[:IMAGES], test.labels[:IMAGES], 500),
+        ResidentBatches(test.images[:images], test.labels[:images], 500),
     )
 
 
@@ -80,7 +84,7 @@ def ours(case: Case, calibrated: bool) -> list[dict]:
         if points[-1]["accuracy"] < 0.8 * whole:
             break
     for loss in LOSSES:
-        for _ in range(2):
+        for _ in range(3):
             bounds = _between(points, whole - loss / 100, "quality")
             if bounds is not None:
                 points.append(_packed(case, sum(bounds) / 2, calibrated))
@@ -220,12 +224,9 @@ def _against(sizes: list[int | None]) -> list[str]:
 
 def _notes() -> list[str]:
     return [
-        "The figures were gathered in several runs, some of ours before the last change to `pack`, and for some",
-        "networks with further steps of NNCodec by the same functions: not in one run of this script. Both sides'",
-        "files at equal accuracy are picked on the very test images that they are judged by; 0.3 points are 6 images.",
-        "",
         "Error: how far matrices and kernels moved, as a share of their size (root mean squares); sizes between two",
-        "files are interpolated. Accuracy: the smallest file that loses at most so many points on 2,000 test images.",
+        "files are interpolated. Accuracy: the smallest file that loses at most so many points on the test images",
+        "(MNIST's 10,000, or 2,000 of CIFAR-10's), picked on these very images on both sides.",
         "NNCodec 2.1.3: the best of all steps, with and without dependent quantization, with its default step for what",
         "is not a matrix and a coarser one. Calibration: 1,024 training images. Networks marked as seen were looked at",
         "while `pack` was written; no setting was chosen on the others.",
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--add", nargs="*", default=[], metavar="NAME=FILE")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--way", choices=("pack", "calibrated", "nncodec"), nargs="+")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--render", action="store_true")
     arguments = parser.parse_args()
     path = HERE / "pack.json"
@@ -251,9 +253,12 @@ def main() -> None:
         "nncodec": lambda case: theirs(case, arguments.peer),
     }
     for name in () if arguments.render else arguments.only or files:
+        done = set() if arguments.again else results["networks"].get(name, {}).keys()
+        if not (wanted := [way for way in arguments.way or ways if way not in done]):
+            continue
         case = case_of(name, files[name], arguments.cifar)
         accuracy = evaluate(case.network, case.test)
-        for way in arguments.way or ways:
+        for way in wanted:
             points = ways[way](case)
             # Read again: others may be at work on other networks.
             results = json.loads(path.read_text()) if path.exists() else {"networks": {}}

@@ -22,6 +22,7 @@ FLOORS = (
     {"recipe", "progress", "snapshots", "loaders"},
     {"result"},
     {"targets", "packing", "damage"},
+    {"snapping"},
     {"ending"},
     {"compressing", "compressor"},
     {"report", "record", "previewing"},

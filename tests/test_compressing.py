@@ -403,6 +403,17 @@ def test_of_rates_on_trial_the_first_that_keeps_the_accuracy_is_taken():
     assert more.accuracy < without.accuracy - 0.02
 
 
+def test_a_curvature_is_seen_on_the_training_data():
+    settings = QUICK.override("quantization.rate=16", "quantization.curvature=1")
+    result, plain = compress(mlp(), settings=settings), compress(mlp(), settings=QUICK.override("quantization.rate=16"))
+    assert result.bytes <= plain.bytes
+    assert result.figures.loss < plain.figures.loss
+    tried = compress(mlp(), settings=settings.override("quantization.rate_trials=1", "quantization.rate_drop=100"))
+    assert (tried.compressed.nonzero, tried.rate) == (result.compressed.nonzero, 16)
+    with pytest.raises(RecipeError, match="a target decides what is kept"):
+        compress(mlp(), settings=settings, max_bytes=400)
+
+
 def test_trials_that_nothing_can_judge_are_refused():
     settings = QUICK.override("quantization.rate=1", "quantization.rate_trials=2")
     with pytest.raises(RecipeError, match="judged on validation data"):

@@ -198,6 +198,7 @@ def test_everything_pruned_is_all_zeros():
         ({"components": 0}, "components must be between 1 and 65535"),
         ({"rate": -1.0}, "rate must be between 0 and"),
         ({"rate_trials": 3}, "rate_trials tries parts of quantization.rate, which is 0"),
+        ({"curvature": -1.0}, "curvature must be between 0 and"),
     ],
 )
 def test_settings_that_are_refused(values, message):

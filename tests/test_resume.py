@@ -160,9 +160,12 @@ def test_a_target_is_steered_to_as_before(tmp_path, target):
     assert result.fit.strength == expected.fit.strength
 
 
-def test_trials_of_a_rate_are_taken_up(tmp_path):
+@pytest.mark.parametrize("curvature", [0, 1])
+def test_trials_of_a_rate_are_taken_up(tmp_path, curvature):
     """The closing phase runs once without a rate, and once for each that is tried."""
-    settings = QUICK.override("quantization.rate=4", "quantization.rate_trials=3")
+    settings = QUICK.override(
+        "quantization.rate=4", "quantization.rate_trials=3", f"quantization.curvature={curvature}"
+    )
     whole = Acting()
     expected = run(watcher=whole, recipe=settings)
     assert len(whole.steps) >= STEPS + 4

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from bayeszip import graph
 from bayeszip.damage import findings, reach_of
 from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import BesideWeights, Ending, at_rates, bytes_now, check_trials, held_to, steering_towards
+from bayeszip.ending import (
+    BesideWeights,
+    Ending,
+    at_rates,
+    bytes_now,
+    check_curvature,
+    check_trials,
+    held_to,
+    steering_towards,
+)
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting import (
     Course,
@@ -63,6 +72,7 @@ from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
+from bayeszip.snapping import seen_curvatures
 from bayeszip.targets import Quality, Target, better
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
@@ -221,6 +231,8 @@ def _check_options(
     """Refuse what contradicts itself, before anything is trained."""
     if settings.quantization.rate_trials:
         check_trials(val_loader, target)
+    if settings.quantization.curvature:
+        check_curvature(train_loader, target)
     checked_loader(train_loader, "train_loader")
     if val_loader is not None:
         checked_loader(val_loader, "val_loader")
@@ -476,7 +488,8 @@ class _Path:
         settings = settings or self.settings
         close = partial(self.training.close, closing=settings.closing, teacher=self.teacher)
         judge = partial(self.training.judged, cast=True)
-        return Ending(network, self.examples, settings, close, judge, self.training.renew)
+        see = partial(seen_curvatures, loader=self.training.data.batches)
+        return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see)
 
 
 def _keeping(

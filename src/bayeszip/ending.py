@@ -17,11 +17,13 @@ from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.graph.storable import parameter_count
+from bayeszip.packing.curvature import Curvature
 from bayeszip.packing.pack import pack
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
+from bayeszip.snapping import by_curvature
 from bayeszip.targets import (
     FINER,
     ByteSteering,
@@ -42,6 +44,7 @@ __all__ = [
     "Ending",
     "at_rates",
     "bytes_now",
+    "check_curvature",
     "check_trials",
     "held_to",
     "prices_of_zeros",
@@ -89,6 +92,18 @@ def check_trials(validation: object | None, target: object | None) -> None:
         raise RecipeError("a target decides how small the file is; set quantization.rate_trials=0, or drop the target")
 
 
+def check_curvature(training: object | None, target: object | None) -> None:
+    """Refuse a curvature that no data show, or where a target decides.
+
+    Raises:
+        RecipeError: there is no training data, or there is a target.
+    """
+    if training is None:
+        raise RecipeError("quantization.curvature is seen on training data; give some (train_loader), or set it to 0")
+    if target is not None:
+        raise RecipeError("a target decides what is kept; set quantization.curvature=0, or drop the target")
+
+
 def at_rates(settings: Recipe, rates: Sequence[float], target: object | None) -> tuple[Recipe, ...]:
     """The recipe at each of these rates, for further endings of its training.
 
@@ -121,6 +136,7 @@ class Ending:
         judge: what the network that a file holds comes to.
         renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
+        see: the curvatures that training data show of a network with these weights; None: there are no data.
     """
 
     network: nn.Module
@@ -130,6 +146,7 @@ class Ending:
     judge: Callable[[nn.Module], Figures]
     renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
+    see: Callable[[nn.Module, Mapping[str, QuantizedTensor]], Mapping[str, Curvature]] | None = None
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
@@ -250,14 +267,15 @@ class Ending:
 
     def as_set(self, posterior: Posterior, how: Quantization) -> Result:
         """Quantized as `how` says; of the rates that it tries, by the first that keeps the figures of none."""
+        seen = self._seen(posterior, how)
         if not how.rate_trials:
-            return self.finish(quantize(posterior, how), posterior)
+            return self.finish(_symbols(posterior, how, seen), posterior)
         network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
-        without = apart._at_rate(0.0, posterior, how)
+        without = apart._at_rate(0.0, posterior, how, seen)
         chosen, by = without, apart.network
         for trial in range(how.rate_trials):
             apart = dataclasses.replace(apart, network=copy.deepcopy(network))
-            result = apart._at_rate(how.rate * 0.75**trial, posterior, how)
+            result = apart._at_rate(how.rate * 0.75**trial, posterior, how, seen)
             if result.bytes < without.bytes and _points_lost(without.figures, result.figures) <= how.rate_drop + 1e-9:
                 chosen, by = result, apart.network
                 break
@@ -265,9 +283,17 @@ class Ending:
             network.load_state_dict(by.state_dict())
         return chosen
 
-    def _at_rate(self, rate: float, posterior: Posterior, how: Quantization) -> Result:
-        tried = dataclasses.replace(how, rate=rate, rate_trials=0)
-        return dataclasses.replace(self.finish(quantize(posterior, tried), posterior), rate=rate)
+    def _at_rate(
+        self, rate: float, posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
+    ) -> Result:
+        tried = _at(how, rate)
+        return dataclasses.replace(self.finish(_symbols(posterior, tried, seen), posterior), rate=rate)
+
+    def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
+        """What data show of the network as it is without a rate, if that counts."""
+        if not (how.curvature and how.rate) or self.see is None:
+            return None
+        return self.see(self.network, quantize(posterior, _at(how, 0.0)))
 
     def within(self, budget: int, posterior: Posterior, how: Quantization) -> Result:
         """A file of at most `budget` bytes."""
@@ -292,6 +318,20 @@ class Ending:
     def _renew(self, network: nn.Module) -> None:
         if self.renew is not None:
             self.renew(network)
+
+
+def _at(how: Quantization, rate: float) -> Quantization:
+    """The same at another rate, which is not tried but taken."""
+    return dataclasses.replace(how, rate=rate, rate_trials=0)
+
+
+def _symbols(
+    posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
+) -> dict[str, QuantizedTensor]:
+    """Quantized as `how` says, by what is `seen` if that counts."""
+    if seen is None or not how.rate:
+        return quantize(posterior, how)
+    return by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
 
 
 def _points_lost(before: Figures, after: Figures) -> float:

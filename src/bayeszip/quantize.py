@@ -11,7 +11,7 @@ Components that coincide, or that no weight chose, disappear from the codebook. 
 takes the value that is worth them: `by_rate`.
 
 Weights that were never trained for it are quantized tensor by tensor: `cluster` to a number of shared values, `bounded`
-within an error that no weight may exceed, `stepped` to a grid.
+within an error that no weight may exceed, `stepped` to a grid, `dependent` to a grid by a path through a trellis.
 """
 
 import math
@@ -40,6 +40,7 @@ from bayeszip.variational import GaussianMixture
 
 __all__ = [
     "PRICE_OF_A_BIT",
+    "PRICE_OF_A_DEPENDENT_BIT",
     "Precision",
     "Quantization",
     "bits_of_multiples",
@@ -47,8 +48,10 @@ __all__ = [
     "by_rate",
     "cheapest_multiples",
     "cluster",
+    "dependent",
     "fit_mixture",
     "in_precision",
+    "on_multiples",
     "quantize",
     "round_codebook",
     "round_norms",
@@ -58,6 +61,7 @@ __all__ = [
     "stepped",
     "trim",
     "unpruned",
+    "with_values",
 ]
 
 _CHUNK = 2**20
@@ -83,6 +87,8 @@ _ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float3
 
 #: What a bit is worth in squared error, in units of a squared step; at a high rate 2 ln 2 / 12, where steps are fine.
 PRICE_OF_A_BIT = 0.1
+#: The same where values depend on each other, and their step is shorter.
+PRICE_OF_A_DEPENDENT_BIT = 0.35
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,13 @@ class Quantization:
     )
     rate_drop: float = setting(
         0.0, "rate_trials: percentage points of validation accuracy that a rate may cost", between(0, 100)
+    )
+
+    curvature: float = setting(
+        0.0,
+        "what the loss's curvature on training data weighs beside 1/σ² where moves are weighed against bits; moves of "
+        "a row of weights then count together (0: nothing)",
+        between(0, 1e6),
     )
 
     def __post_init__(self) -> None:
@@ -183,9 +196,17 @@ def by_rate(
     for _ in range(_TURNS):
         chosen = codec.cheapest(CompressedModel(quantized), aims, strength).tensors
         symbols = {name: tensor.symbols for name, tensor in chosen.items() if isinstance(tensor, QuantizedTensor)}
-        values = round_codebook(_means_of_members(quantized, symbols, aims), codebook_bits)
-        quantized = _with_scales(_compact_codebook(symbols, values), quantized)
+        moved = {name: replace(tensor, symbols=symbols[name]) for name, tensor in quantized.items()}
+        quantized = with_values(moved, _means_of_members(quantized, symbols, aims), codebook_bits)
     return dict(quantized)
+
+
+def with_values(
+    quantized: Mapping[str, QuantizedTensor], values: np.ndarray, codebook_bits: int
+) -> dict[str, QuantizedTensor]:
+    """The same symbols with other shared values, rounded; of these, only such as are in use and differ."""
+    symbols = {name: tensor.symbols for name, tensor in quantized.items()}
+    return _with_scales(_compact_codebook(symbols, round_codebook(values, codebook_bits)), quantized)
 
 
 def _means_of_members(
@@ -392,7 +413,21 @@ def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> 
     low, high = int(nearest.min(initial=0)), int(nearest.max(initial=0))
     for _ in range(2 if price else 0):
         chosen = cheapest_multiples(ratio, nearest, price, bits_of_multiples(chosen, low, high))
-    symbols = np.where(chosen < 0, -2 * chosen - 1, 2 * chosen)
+    return on_multiples(chosen, step)
+
+
+def dependent(weights: np.ndarray, step: float, price: float = PRICE_OF_A_DEPENDENT_BIT) -> QuantizedTensor:
+    """A tensor on a uniform grid, its multiples ones that the coder "context" can code as dependent on each other.
+
+    That asks for a step about 0.6 times as long as `stepped` does at equal error, and for fewer bits.
+    """
+    step = float(np.float32(step))
+    return on_multiples(codec.cheapest_path(weights.astype(np.float64) / step, price), step)
+
+
+def on_multiples(multiples: np.ndarray, step: float) -> QuantizedTensor:
+    """A tensor of multiples of a step, on the smallest grid that has them."""
+    symbols = np.where(multiples < 0, -2 * multiples - 1, 2 * multiples)
     return QuantizedTensor.on_grid(symbols, UniformGrid(step, max(int(symbols.max(initial=0)), 1) + 1))
 
 

@@ -256,6 +256,7 @@ class Form:
     ) -> None:
         self._cluster, self._others = cluster, None if cluster else dict[str, QuantizedTensor]()
         self._network, self._examples, self._coding = network, tuple(examples or ()), coding
+        self._ordered = not coding.keep_indices
         self._graph: Graph | None = None
         self._without_graph: str | None = None
         if examples is None:
@@ -275,6 +276,12 @@ class Form:
         """The same form, norms rounded by another error."""
         other = copy.copy(self)
         other._coding = replace(self._coding, norm_error=norm_error)
+        return other
+
+    def as_ordered(self) -> "Form":
+        """The same form, hidden units left in their places."""
+        other = copy.copy(self)
+        other._ordered = False
         return other
 
     @torch.no_grad()
@@ -328,7 +335,7 @@ class Form:
         if how.norms == "fold" and not how.keep_indices:
             large, deviations = graph.fold_norms(large, _frozen(self._network))
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
-        return small if how.keep_indices else graph.order_units(small), deviations
+        return graph.order_units(small) if self._ordered else small, deviations
 
     def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:
         return round_norms(small, deviations, self._coding.norm_error if deviations else 0.0)

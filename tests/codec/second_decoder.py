@@ -402,8 +402,8 @@ class Context:
         levels = (len(values) - 1).bit_length()
         if mixed:
             self.mixed(out, live_rows, live_columns, kernel, lag, density, units, len(values), levels, kind)
-        elif way == 2:
-            self.neighbors(out, live_rows, live_columns, kernel, lag, values, levels)
+        elif way > 1:
+            self.neighbors(out, live_rows, live_columns, kernel, lag, values, way == 3)
         else:
             self.counted(out, live_rows, live_columns, len(values), levels)
         out[:] = [order[rank] for rank in out]
@@ -530,15 +530,27 @@ class Context:
             node = 2 * node + bit
         return node - (1 << levels)
 
-    def neighbors(self, out, rows, columns, kernel, lag, values, levels) -> None:
+    def neighbors(self, out, rows, columns, kernel, lag, values, dependent) -> None:
         negative, spread, width = sum(value < 0 for value in values), 32 * self.bits(7), len(columns)
+        if dependent and len(rows) > 1 and not lag:
+            lag = self.bits(6)
         numbers: dict[tuple[int, int], int] = {}
-        evidence = Evidence()
-        mixers = [Mixer((65536,) if level < levels - 8 else (19660,) * 6, 20) for level in range(levels)]
-        mixers.append(Mixer((19660,) * 6, 20))
+        below, above_zero = [negative], [len(values) - negative]
+        if dependent:
+            below, above_zero = [negative // 2, (negative + 1) // 2], [above_zero[0] // 2, (above_zero[0] + 1) // 2]
+        levels = (below[-1] + above_zero[-1] - 1).bit_length()
+        inputs = (16384,) * 7 if dependent else (19660,) * 6
+        learned = []
+        for _ in below:
+            mixers = [Mixer((65536,) if level < levels - 8 else inputs, 20) for level in range(levels)]
+            learned.append((Evidence(), [*mixers, Mixer(inputs, 20)]))
+        state, sums = 0, [0] * width
 
         def size(total: int, parts: int) -> int:
             return min(max((ln(16 * total // parts + 1) - spread + 384) // 96, 0), 7) if total else 0
+
+        def line(total: int, cells: int) -> int:
+            return min(max((ln(16 * total // cells + 1) - spread + 288) // 64, 0), 7) if cells else 4
 
         def side(number: int) -> int:
             if not number:
@@ -546,40 +558,54 @@ class Context:
             way = min(max((ln(16 * abs(number) + 1) - spread + 760) // 224, 0), 4)
             return way if number > 0 else -way
 
-        for row, column in ((row, column) for row in range(len(rows)) for column in range(width)):
-            at = row * width + column
-            if at >= len(out) or not rows[row] or not columns[column]:
-                continue
+        for live_rows, row in enumerate(row for row in range(len(rows)) if rows[row]):
+            total = cells = 0
+            for column in (column for column in range(width) if columns[column] and row * width + column < len(out)):
 
-            def there(up: int, back: int) -> int:
-                return numbers.get((row - up, column - back), 0)  # noqa: B023
+                def there(up: int, back: int) -> int:
+                    return numbers.get((row - up, column - back), 0)  # noqa: B023
 
-            left, left2, above, higher = there(0, 1), there(0, 2), there(1, 0), there(2, 0)
-            before = there(0, kernel) if kernel > 1 else 0
-            magnitudes = [2 * left, 2 * above, before, left2, higher, there(1, 1), there(1, -1)]
-            contexts = [
-                (),
-                (1, size(sum(map(abs, magnitudes)), 9)),
-                (2, size(abs(left) + abs(left2), 2), side(left)),
-                (3, size(abs(above) + abs(higher), 2), side(above)),
-                (4, side(before), side(there(0, lag) if lag > 1 else 0)),
-                (5, side(2 * left - left2), side(left + above - there(1, 1))),
-            ]
-            node = 0
-            for level in range(levels, -1, -1):
-                bit = 0
-                if not node or (2 * node + 1 << level) - (1 << levels) < len(values):
-                    keys = [(context, node) for context in (contexts if node < 256 else [()])]
-                    bit = mixers[level].code(self, [ln(evidence[k][1] + 8) - ln(evidence[k][0] + 8) for k in keys])
-                    for key in keys:
-                        evidence.learn(key, bit, 1 << 12)
-                node = 2 * node + bit
-                if not node:
-                    break
-            if node:
-                rank = node - (1 << levels) + 1
-                out[at] = rank
-                numbers[row, column] = rank - negative - (rank <= negative)
+                left, left2, above, higher = there(0, 1), there(0, 2), there(1, 0), there(2, 0)
+                before, back = there(0, kernel) if kernel > 1 else 0, there(0, lag) if lag > 1 else 0
+                magnitudes = [2 * left, 2 * above, before, left2, higher, there(1, 1), there(1, -1)]
+                parts = 9
+                if dependent and lag:
+                    magnitudes, parts = [*magnitudes, 2 * back, there(0, lag + 1), there(0, lag - 1)], 13
+                contexts = [
+                    (),
+                    (1, size(sum(map(abs, magnitudes)), parts)),
+                    (2, size(abs(left) + abs(left2), 2), side(left)),
+                    (3, size(abs(above) + abs(higher), 2), side(above)),
+                    (4, side(before), side(back)),
+                    (5, side(2 * left - left2), side(left + above - there(1, 1))),
+                ]
+                if dependent:
+                    contexts.append((6, line(total, cells), line(sums[column], live_rows)))
+                odd = state & 1 if dependent else 0
+                index = self.index(*learned[odd], contexts, below[odd], above_zero[odd], levels)
+                number = index
+                if dependent:
+                    number = 2 * index - odd * ((index > 0) - (index < 0))
+                    state = state >> 1 ^ (2 if index % 2 else 0) ^ (5 if odd else 0)
+                numbers[row, column] = number
+                out[row * width + column] = number + negative + (number < 0) if number else 0
+                total, cells, sums[column] = total + abs(number), cells + 1, sums[column] + abs(number)
+
+    def index(self, evidence, mixers, contexts, below: int, above: int, levels: int) -> int:
+        """How many values away from 0.0, of those at hand: `below` it and `above` it."""
+        node = 0
+        for level in range(levels, -1, -1):
+            bit = 0
+            if below + above and (not node or (2 * node + 1 << level) - (1 << levels) < below + above):
+                keys = [(context, node) for context in (contexts if node < 256 else [()])]
+                bit = mixers[level].code(self, [ln(evidence[k][1] + 8) - ln(evidence[k][0] + 8) for k in keys])
+                for key in keys:
+                    evidence.learn(key, bit, 1 << 12)
+            node = 2 * node + bit
+            if not node:
+                return 0
+        rank = node - (1 << levels)
+        return rank - below + (rank >= below)
 
     def counted(self, out, rows, columns, values, levels) -> None:
         width, live_rows, weights, cells = len(columns), 0, 0, 0

@@ -305,6 +305,17 @@ def test_the_model_takes_the_values_of_the_rate_that_trials_chose(model, rate):
     assert torch.allclose(model(blobs(seed=2)[0]), result.model(blobs(seed=2)[0]), atol=1e-5)
 
 
+def test_a_curvature_needs_training_data(model):
+    settings = RECIPE.override("quantization.rate=4", "quantization.curvature=1")
+    compressor = compressor_of(model, settings)
+    train(compressor, model, data=batches())
+    with pytest.raises(RecipeError, match=r"seen on training data; give some \(train_loader\)"):
+        compressor.finalize(example_inputs=(blobs()[0][:2],))
+    result = compressor.finalize(example_inputs=(blobs()[0][:2],), train_loader=batches())
+    assert result.rate == 4
+    assert torch.allclose(model(blobs(seed=2)[0]), result.model(blobs(seed=2)[0]), atol=1e-5)
+
+
 def test_a_budget_out_of_reach_is_named(model):
     compressor = compressor_of(model, SHORT)
     train(compressor, model)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bayeszip.codec import decode, encode
+from bayeszip.codec import cheapest_path, decode, encode
 from bayeszip.tensors import (
     RAW_DTYPES,
     CompressedModel,
@@ -142,7 +142,7 @@ def newer_models() -> dict[str, CompressedModel]:
 
 
 def ways_models() -> dict[str, tuple[int, CompressedModel]]:
-    """Ways of coding that version 1 lacks: neighbors, the quick model for all, streams; each with its number."""
+    """Ways of coding that version 1 lacks: neighbors, the quick model for all, streams, dependent values; by number."""
     gauss = np.random.default_rng(20261117)
     fine, few = UniformGrid(0.015625, 300), UniformGrid(0.125, 9)
 
@@ -151,12 +151,23 @@ def ways_models() -> dict[str, tuple[int, CompressedModel]]:
         symbols = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
         return QuantizedTensor.on_grid(symbols * (symbols < grid.size), grid)
 
+    def on_path(shape: tuple[int, ...], spread: float) -> QuantizedTensor:
+        """Multiples of a step as the trellis has them; a row and a column of a matrix are dead."""
+        ratios = np.random.default_rng(20261118).normal(scale=spread, size=shape)
+        if len(shape) == 2:
+            ratios[1], ratios[:, 2] = 0, 0
+        numbers = cheapest_path(ratios, 0.35)
+        symbols = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
+        return QuantizedTensor.on_grid(symbols, UniformGrid(0.0625, int(symbols.max()) + 1))
+
     sparse = QuantizedTensor(gauss.integers(1, 5, (300, 2000)) * (gauss.random((300, 2000)) < 0.002), CODEBOOK)
     filters = {"a.weight": smooth((24, 20, 3, 3), fine, 9.0), "b.weight": smooth((70, 60), few, 0.5)}
     return {
         "neighbors": (0b10100, CompressedModel(filters)),
         "flat": (0b100, CompressedModel({"w": smooth((5000,), few, 0.4)})),
         "quick": (0b10, CompressedModel({"w": smooth((90, 60), few, 0.3), "v": smooth((9,), few, 0.3)})),
+        "dependent": (0b11110, CompressedModel({"a": on_path((16, 40, 3, 3), 6.0), "b": on_path((90, 50), 1.5)})),
+        "path": (0b110, CompressedModel({"v": on_path((4500,), 2.0)})),
         "streams": (0b1000011, CompressedModel({"a": sparse, "b.weight": smooth((80, 52), fine, 4.0),
                                                 "c": sparse, "d": smooth((64, 64), few, 0.2)})),
     }  # fmt: skip

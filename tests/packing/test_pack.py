@@ -325,3 +325,19 @@ def test_what_is_no_parameter_of_a_layer_stays_bit_for_bit():
         assert np.array_equal(tensors["frequencies"].values, state["frequencies"])
         assert np.array_equal(tensors["table"].values, state["table"])
         assert not np.array_equal(tensors["fc.weight"].dequantize(), state["fc.weight"])
+
+
+def test_a_network_of_dependent_values_is_loaded_and_shown_as_any_other(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 5)).eval()
+    inputs = torch.randn(20, 64)
+    packed = bayeszip.pack(net, example_inputs=inputs[:1], quality=90)
+    described = codec.describe(packed.blob)
+    assert described.options == {"ways": 0b11110}
+    assert packed.moved == pytest.approx(0.1, rel=0.02)
+    packed.save(tmp_path / "net.bayz")
+    loaded, into = bayeszip.load(tmp_path / "net.bayz"), bayeszip.load(tmp_path / "net.bayz", into=net)
+    with torch.no_grad():
+        assert torch.equal(loaded(inputs), packed.network()(inputs))
+        assert torch.allclose(into(inputs), loaded(inputs), atol=1e-5)
+    assert codec.encode(codec.decode(packed.blob)) == packed.blob

@@ -3,6 +3,7 @@
 from bayeszip.codec.choosing import cheapest, prices
 from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure
 from bayeszip.codec.parts import Description, TensorDescription
+from bayeszip.codec.paths import cheapest_path
 from bayeszip.limits import Budget, Limits
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Limits",
     "TensorDescription",
     "cheapest",
+    "cheapest_path",
     "decode",
     "describe",
     "encode",

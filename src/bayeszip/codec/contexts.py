@@ -15,13 +15,13 @@ from bayeszip.codec.counting import Counts, code_counted, price_ranks
 from bayeszip.codec.header import Outline, TensorOutline, scaled
 from bayeszip.codec.matrix import MOST_LAG, SPARSEST, Survey, View, count_rows, survey_of, translate, view_of
 from bayeszip.codec.mixing import Flags, Memory, MixingModel, code_flags, code_mixed, deepest_levels, price_values
-from bayeszip.codec.neighbors import SPREAD_BITS, Neighbors, code_neighbors, spread_of
+from bayeszip.codec.neighbors import LAG_BITS, SPREAD_BITS, Neighbors, code_neighbors, lag_of, spread_of
 from bayeszip.codec.parts import Part
 from bayeszip.codec.pricing import Pricing
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
 from bayeszip.codec.rawbytes import LEAST_NOISE, RawMemory, code_raw, from_planes, noise_of, planes_of
 from bayeszip.codec.syntax import CorruptPayload, NotCanonical
-from bayeszip.codec.ways import NEIGHBORS, Ways
+from bayeszip.codec.ways import DEPENDENT, NEIGHBORS, USUAL, Ways
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, QuantizedTensor, RawTensor
 
 __all__ = ["Stream", "ranks_of"]
@@ -191,7 +191,7 @@ class Stream:
                 price_values(pricing.asked, values, levels, self.memory.values, model, pricing)
             shared[:] = model.value_zeros[: 1 << levels], model.value_ones[: 1 << levels]
             return
-        if self.ways.get(described) == NEIGHBORS:
+        if self.ways.get(described, USUAL) in (NEIGHBORS, DEPENDENT):
             self._neighbors(described, view, survey, symbols)
             return
         counts = Counts.of(view, levels)
@@ -205,21 +205,24 @@ class Stream:
             price_ranks(pricing.asked, values, levels, counts.values)
 
     def _neighbors(self, described: TensorOutline, view: View, survey: Survey, symbols: np.ndarray) -> None:
-        """Codes the mean magnitude, then the live cells."""
+        """Codes the mean magnitude and, of dependent values, a lag; then the live cells."""
         values = self.outline.symbols(described) - 1
-        levels = deepest_levels(values)
         negative = int(np.count_nonzero(self.outline.values(described)[1:] < 0))
+        dependent = self.ways.get(described) == DEPENDENT
+        levels = deepest_levels((negative + 1) // 2 + (values - negative + 1) // 2 if dependent else values)
         cells = int(np.count_nonzero(survey.rows)) * int(np.count_nonzero(survey.columns))
         spread = self.coder.bits(spread_of(symbols, negative, cells), SPREAD_BITS)
-        model = Neighbors.of(view, levels, values, spread)
+        seeks = dependent and view.flagged and not view.lag
+        lag = self.coder.bits(lag_of(symbols, negative, view), LAG_BITS) if seeks else view.lag
+        model = Neighbors.of(view, levels, values, spread, lag, dependent)
         rows = max(1, _BLOCK // view.columns)
         for first in range(0, view.rows, rows):
             last = min(first + rows, view.rows)
             self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
-            self._run(code_neighbors, symbols, survey.rows, survey.columns, first, last, view.kernel, view.lag,
-                      negative, values, levels, model)  # fmt: skip
-        if spread_of(symbols, negative, cells) != spread:
-            raise NotCanonical("a tensor's mean magnitude is not the one that its weights show")
+            self._run(code_neighbors, symbols, survey.rows, survey.columns, first, last, view.kernel, lag,
+                      negative, values, levels, int(dependent), model)  # fmt: skip
+        if spread_of(symbols, negative, cells) != spread or (seeks and lag_of(symbols, negative, view) != lag):
+            raise NotCanonical("a tensor's mean magnitude or lag is not the one that its weights show")
 
     def _remember(self, described: TensorOutline, view: View, symbols: np.ndarray) -> None:
         """The weights in each row of a matrix: its units are the inputs of the matrix or bias that follows."""

@@ -16,9 +16,21 @@ from bayeszip.codec.parts import Part
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
 from bayeszip.codec.syntax import InvalidField, Number, Reader
 from bayeszip.codec.threads import side_by_side
-from bayeszip.codec.ways import LEAST_CELLS, NEIGHBORS, QUICK, USUAL, Ways, choosable, grouped, option_of, ways_of
+from bayeszip.codec.trellis import depends
+from bayeszip.codec.ways import (
+    DEPENDENT,
+    LEAST_CELLS,
+    NEIGHBORS,
+    QUICK,
+    USUAL,
+    Ways,
+    choosable,
+    grouped,
+    option_of,
+    ways_of,
+)
 from bayeszip.errors import ModelError
-from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
+from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor, UniformGrid
 
 __all__ = ["ContextCoder"]
 
@@ -71,6 +83,9 @@ class ContextCoder:
             ways = ways_of(outline, self.option)
         except InvalidField as error:
             raise ModelError(f"the ways {self.ways} don't suit the model: {error}") from error
+        for tensor, way in ways.items():
+            if way == DEPENDENT and not depends(_numbers(model, tensor), view_of(tensor.shape)):
+                raise ModelError(f"the ways {self.ways} don't suit the model: {tensor.name} is on no path of a trellis")
         groups = grouped(outline, self.option)
         tasks = [partial(_written, model, replace(outline, tensors=group), ways) for group in groups]
         streams = side_by_side(tasks, _most_threads(outline, groups))
@@ -137,12 +152,23 @@ def _suitable(model: CompressedModel) -> int:
     outline = outline_of(model)
     large, tensors = outline.elements > _LARGE, choosable(outline)
     tasks = [partial(_best_way, outline, tensor, _symbols(model, tensor), large) for tensor in tensors]
-    return option_of(outline, large, dict(zip(tensors, side_by_side(tasks), strict=True)))
+    ways = dict(zip(tensors, side_by_side(tasks), strict=True))
+    for tensor in tensors:
+        on_steps = isinstance(outline.grid(tensor), UniformGrid)
+        if on_steps and depends(_numbers(model, tensor), view_of(tensor.shape)):
+            ways[tensor] = DEPENDENT
+    return option_of(outline, large, ways)
 
 
 def _symbols(model: CompressedModel, described: TensorOutline) -> np.ndarray:
     tensor = model.tensors[described.name]
     return tensor.symbols.reshape(-1) if isinstance(tensor, QuantizedTensor) else np.zeros(0, dtype=np.uint8)
+
+
+def _numbers(model: CompressedModel, described: TensorOutline) -> np.ndarray:
+    """The multiples of a step that a tensor on a uniform grid has."""
+    symbols = _symbols(model, described).astype(np.int64)
+    return np.where(symbols % 2, -(symbols + 1) // 2, symbols // 2)
 
 
 def _best_way(outline: Outline, described: TensorOutline, symbols: np.ndarray, large: bool) -> int:

@@ -5,11 +5,24 @@ Bit 0: streams. Then two bits for each quantized tensor of 4096 cells or more, i
 
 from bayeszip.codec.header import OPTION_BITS, Outline, TensorOutline
 from bayeszip.codec.syntax import InvalidField
+from bayeszip.tensors import UniformGrid
 
-__all__ = ["LEAST_CELLS", "NEIGHBORS", "QUICK", "USUAL", "Ways", "choosable", "grouped", "option_of", "ways_of"]
+__all__ = [
+    "DEPENDENT",
+    "LEAST_CELLS",
+    "NEIGHBORS",
+    "QUICK",
+    "USUAL",
+    "Ways",
+    "choosable",
+    "grouped",
+    "option_of",
+    "ways_of",
+]
 
-#: by its size and density; by the quick model, whatever these; by the model that looks at neighbors
-USUAL, QUICK, NEIGHBORS = range(3)
+#: by its size and density; by the quick model, whatever these; by the model that looks at neighbors; by the same, as
+#: multiples of a step that depend on those before
+USUAL, QUICK, NEIGHBORS, DEPENDENT = range(4)
 #: smaller tensors have no choice
 LEAST_CELLS = 1 << 12
 _MOST_CHOICES = (OPTION_BITS - 1) // 2
@@ -40,8 +53,9 @@ def ways_of(outline: Outline, option: int) -> Ways:
     if option >> 1 + 2 * len(tensors):
         raise InvalidField(f"the coder's option names more ways of coding than the {len(tensors)} large tensors have")
     ways = {tensor: option >> 1 + 2 * place & 3 for place, tensor in enumerate(tensors)}
-    if any(way > NEIGHBORS for way in ways.values()):
-        raise InvalidField("the coder's option names a way of coding that doesn't exist")
+    for tensor, way in ways.items():
+        if way == DEPENDENT and not isinstance(outline.grid(tensor), UniformGrid):
+            raise InvalidField(f"the coder's option says that {tensor.name!r} has a step, but it has none")
     return {tensor: way for tensor, way in ways.items() if way}
 
 

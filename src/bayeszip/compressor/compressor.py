@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.damage import findings, reach_of
-from bayeszip.ending import BesideWeights, Ending, bytes_now, check_trials, prices_of_zeros
+from bayeszip.ending import BesideWeights, Ending, bytes_now, check_curvature, check_trials, prices_of_zeros
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import (
     Course,
@@ -68,6 +68,7 @@ from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result
 from bayeszip.settings import to_dict
+from bayeszip.snapping import seen_curvatures
 from bayeszip.targets import Target
 from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
 
@@ -454,6 +455,8 @@ class Compressor:
             self._likelihood = Likelihood.of(loss)
         if self.recipe.quantization.rate_trials:
             check_trials(val_loader, budget)
+        if self.recipe.quantization.curvature:
+            check_curvature(train_loader, budget)
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
@@ -470,6 +473,7 @@ class Compressor:
             judge,
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
+            see=None if train_loader is None else partial(seen_curvatures, loader=train_loader),
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
         return self._delivered(result, max_bytes, before, Judge(self._likelihood, Metric.of(metric)))

@@ -62,13 +62,14 @@ class Curvature:
     means: np.ndarray
 
 
-def curvatures(network: nn.Module, batches: Iterable[Any]) -> dict[str, Curvature]:
+def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMPLES) -> dict[str, Curvature]:
     """Of each linear and convolutional layer that meets inputs, by the name of its weight.
 
     The network is run in eval mode.
 
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
+        examples: how many are looked at, at most.
 
     Raises:
         DataError: there is no batch.
@@ -78,7 +79,7 @@ def curvatures(network: nn.Module, batches: Iterable[Any]) -> dict[str, Curvatur
     found: dict[str, Curvature] = {}
     for turn in _turns(layers):  # type: ignore[arg-type]
         watches = [_Watch(layer) for layer in turn]
-        _run(network, batches, watches)
+        _run(network, batches, watches, examples)
         for watch in watches:
             if watch.count and watch.examples:
                 found[names[id(watch.layer.weight)]] = watch.curvature(names)
@@ -195,7 +196,7 @@ def _columns(layer: Layer, inputs: Tensor) -> Tensor:
     return patches.reshape(layer.groups, n * places, width // layer.groups)
 
 
-def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) -> None:
+def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch], examples: int) -> None:
     """Shows the network its inputs, the watches watching."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.eval().requires_grad_(True)
@@ -220,7 +221,7 @@ def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch]) 
             seen += count
             for watch in watches:
                 watch.examples += count
-            if seen >= EXAMPLES:
+            if seen >= examples:
                 break
     finally:
         network.requires_grad_(False)

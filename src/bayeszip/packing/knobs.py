@@ -64,12 +64,14 @@ class Trial:
         error: how far it moved what counts, as a share of its size.
         factor: that it was made at.
         buffers: other tensors that are to change with the quantized ones.
+        ordered: whether units may change places; values that depend on each other must not.
     """
 
     tensors: Mapping[str, QuantizedTensor]
     error: float
     factor: float = 0.0
     buffers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ordered: bool = True
 
 
 class Quantizer(Protocol):

@@ -13,7 +13,7 @@ from bayeszip.errors import ModelError, RecipeError, TargetError
 from bayeszip.fitting.batches import Loader
 from bayeszip.packing.contents import Contents, contents_of, is_matrix, is_statistic, precision_of
 from bayeszip.packing.curvature import curvatures
-from bayeszip.packing.knobs import Knob, Trial, at_error, within_bytes
+from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_bytes
 from bayeszip.packing.pushing import Pushing
 from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
 from bayeszip.quantize import cluster
@@ -49,9 +49,10 @@ def pack(
     """Quantize and code a network as it is, without training. One of four knobs says how far to go.
 
     Weight matrices and kernels (floating-point tensors of two or more dimensions), frozen or not, take multiples of a
-    step: one for the whole network or one for each tensor, whichever makes the smaller file at equal error; tensors
-    that have few values keep them. Biases and what norms hold are rounded within the same error. Weights that are
-    computed from other tensors (weight norms, parametrizations, pruning masks) go in as computed.
+    step: one for the whole network or one for each tensor, each weight by itself or along a path in which they depend
+    on each other, whichever makes the smaller file at equal error; tensors that have few values keep them. Biases and
+    what norms hold are rounded within the same error. Weights that are computed from other tensors (weight norms,
+    parametrizations, pruning masks) go in as computed.
 
     Args:
         model: a network, or the tensors of one by name; what `torch.compile` or data-parallel training wrapped around
@@ -86,7 +87,7 @@ def pack(
         return target.code(_clustered(tensors, CLUSTERS))
     if calibration is not None and network is not None:
         found = curvatures(network, calibration)
-        return target.reach(knob, contents, [Pushing(contents, found)])
+        return target.reach(knob, contents, [Pushing(contents, found, target.knows_dependent)])
     return target.reach(knob, contents, [one_step(contents), own_steps(contents)])
 
 
@@ -127,6 +128,11 @@ class _Target:
         self._coder, self._options = coder_of(self._coding)
         self._form = None if network is None else Form(network, inputs, self._coding)
 
+    @property
+    def knows_dependent(self) -> bool:
+        """Whether the coder knows of values that depend on each other, and tells its prices."""
+        return self._coder == codec.DEFAULT_CODER
+
     def norms(self) -> set[str]:
         """The tensors of norms that are rounded, or kept, when the graph is known and they are folded into others."""
         if self._network is None or self._form is None or not (self._form.has_graph or self._coding.norms == "keep"):
@@ -149,20 +155,20 @@ class _Target:
             ranks = [trial.error for trial in trials]
         place = int(np.argmin(ranks))
         best, quantizer = trials[place], quantizers[place]
-        if isinstance(quantizer, Steps) and self._coder == codec.DEFAULT_CODER:
-            best = self._live(LiveSteps(quantizer, contents), best, knob, contents)
+        if isinstance(quantizer, Steps) and self.knows_dependent:
+            for finer in (LiveSteps(quantizer, contents), quantizer.dependent()):
+                best = self._better(best, finer, trials[place].factor, knob, contents)
         return self.code(best)
 
-    def _live(self, quantizer: LiveSteps, trial: Trial, knob: Knob, contents: Contents) -> Trial:
-        """The trial again, by the prices of the coder itself, if that is better."""
+    def _better(self, best: Trial, quantizer: Quantizer, start: float, knob: Knob, contents: Contents) -> Trial:
+        """The best trial so far, or that of another quantizer, which is sought from a factor on."""
         budget = knob.max_bytes
         if budget is None:
-            other = by_clusters(at_error(quantizer, knob.error, trial.factor), contents)
-            return min(trial, other, key=self.size)
+            return min(best, by_clusters(at_error(quantizer, knob.error, start), contents), key=self.size)
         try:
-            return min(trial, within_bytes(quantizer, self.size, budget, trial.factor), key=lambda each: each.error)
+            return min(best, within_bytes(quantizer, self.size, budget, start), key=lambda each: each.error)
         except TargetError:
-            return trial
+            return best
 
     def size(self, trial: Trial) -> int:
         """How many bytes the file has."""
@@ -183,6 +189,7 @@ class _Target:
 
     def _formed(self, form: Form, trial: Trial) -> Form:
         """The form whose norms move by as much as they should, unless the caller has said how much that is."""
+        form = form if trial.ordered else form.as_ordered()
         return form.rounding(min(NORMS * trial.error, 0.5)) if self._rounds_norms else form
 
     def _alone(self, trial: Trial) -> CompressedModel:

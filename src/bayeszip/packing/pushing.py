@@ -6,7 +6,8 @@ H = E[x·xᵀ] and H⁻¹ = UᵀU, a weight takes the value v that minimizes
     g · ((w_j − v) / U_jj)² + λ · bits(v),
 
 and then w_k moves by −(w_j − v) · U_jk / U_jj for all k > j, which is best for those still free. λ is one number for
-the whole network; a tensor's step follows from it.
+the whole network; a tensor's step follows from it. Where the coder knows of values that depend on each other, a row is
+chosen by the path of least cost (`survivors`).
 """
 
 import math
@@ -15,12 +16,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bayeszip.codec.compilation import prepare
+from bayeszip.codec.matrix import view_of
+from bayeszip.codec.paths import bits_of_indices
+from bayeszip.codec.trellis import STATES, states_along
+from bayeszip.codec.ways import LEAST_CELLS
 from bayeszip.packing.contents import Contents
 from bayeszip.packing.curvature import Curvature
 from bayeszip.packing.knobs import Trial
-from bayeszip.packing.steps import own_steps, round_bias
-from bayeszip.quantize import bits_of_multiples, cheapest_multiples
-from bayeszip.tensors import QuantizedTensor, UniformGrid
+from bayeszip.packing.steps import SHORTER, own_steps, round_bias
+from bayeszip.packing.survivors import Survivors, walk_row
+from bayeszip.quantize import bits_of_multiples, cheapest_multiples, on_multiples
+from bayeszip.tensors import QuantizedTensor
 
 __all__ = ["Pushing"]
 
@@ -56,10 +63,14 @@ class _Part:
 
 
 class _Layer:
-    """A weight, with its bias or the mean of the norm behind it as one column more."""
+    """A weight, with its bias or the mean of the norm behind it as one column more.
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray, curvature: Curvature) -> None:
-        self.shape = weight.shape
+    Its values depend on each other if that is asked for, and the coder sees the same rows.
+    """
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, curvature: Curvature, dependent: bool) -> None:
+        self.shape, self.view = weight.shape, view_of(weight.shape)
+        self.dependent = dependent and weight.size >= LEAST_CELLS and self.view.rows == len(weight)
         self.matrix = weight.reshape(len(weight), -1).astype(np.float64)
         self.bias = bias.astype(np.float64)
         self.outputs = np.maximum(curvature.outputs, LEAST_ROW * curvature.outputs.mean())
@@ -100,12 +111,14 @@ class _Layer:
         for change in TUNING:
             while (other := self._choose(self.tuned * change, worth)).cost < best.cost:
                 best, self.tuned = other, self.tuned * change
-        return best
+        return self._settled(best, worth)
 
     def _choose(self, tuned: float, worth: float) -> "_Chosen":
-        step = float(np.float32(tuned * self.step(worth)))
+        step = tuned * self.step(worth) * (SHORTER if self.dependent else 1)
         step = max(step, float(np.abs(self.matrix).max(initial=0.0)) / _MOST_MULTIPLES, _LEAST_STEP)
-        step = float(np.float32(step))
+        return (self._choose_path if self.dependent else self._choose_alone)(float(np.float32(step)), worth)
+
+    def _choose_alone(self, step: float, worth: float) -> "_Chosen":
         multiples = np.rint(self.matrix / step)
         for _ in range(ROUNDS):
             limits = _range(multiples)
@@ -131,6 +144,58 @@ class _Layer:
             if part.constant:
                 bias[part.rows] = weights[:, width] * step
         return multiples, bias
+
+    def _choose_path(self, step: float, worth: float) -> "_Chosen":
+        numbers, live = np.rint(self.matrix / step).astype(np.int64), np.asarray(self.matrix.any(axis=0))
+        bits = _bits_along(numbers, None)
+        for _ in range(ROUNDS):
+            numbers, states, bias = self._path(step, worth, bits, live)
+            bits = _bits_along(numbers[:, live], states[:, live])
+            live &= numbers.any(axis=0)
+        error = self.error(numbers * step, bias)
+        odd = states % 2
+        indices = np.sign(numbers) * ((np.abs(numbers) + odd) // 2)
+        paid = float(bits[odd, indices + bits.shape[1] // 2][:, live].sum())
+        return _Chosen(step, numbers, bias, error, error + worth * paid, bits)
+
+    def _settled(self, chosen: "_Chosen", worth: float) -> "_Chosen":
+        """The choice, along a path that the coder takes: columns that come out empty are no part of it."""
+        while chosen.bits is not None and states_along(chosen.multiples.ravel(), self.view) is None:
+            # Without those that are nearly empty, too: they would be next.
+            live = (chosen.multiples != 0).sum(axis=0) > 1
+            numbers, _, bias = self._path(chosen.step, worth, chosen.bits, live)
+            chosen = replace(chosen, multiples=numbers, bias=bias, error=self.error(numbers * chosen.step, bias))
+        return chosen
+
+    def _path(
+        self, step: float, worth: float, bits: np.ndarray, live: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Multiples, the states in which they are chosen, and the bias."""
+        numbers, states = np.zeros((2, *self.matrix.shape), dtype=np.int64)
+        bias, room, state, flags = self.bias.copy(), Survivors.fresh(), 0, live.astype(np.uint8)
+        prepare(STATES * numbers.size)
+        for row, outputs in enumerate(self.outputs):
+            begin = state
+            for part in self.parts:
+                if not part.rows.start <= row < part.rows.stop:
+                    continue
+                weights = self.matrix[row, part.columns] / step
+                if part.constant:
+                    weights = np.append(weights, self.bias[row] / step)
+                state = walk_row(weights, part.upper.reshape(-1), flags[part.columns], worth / (outputs * step**2),
+                                 bits.reshape(-1), state, numbers[row, part.columns], states[row, part.columns],
+                                 room)  # fmt: skip
+                if part.constant:
+                    bias[row] = weights[-1] * step
+            if not numbers[row].any():
+                state = begin  # no part of the path
+        return numbers, states, bias
+
+
+def _bits_along(numbers: np.ndarray, states: np.ndarray | None) -> np.ndarray:
+    """What indices cost in even states and in odd ones, all cells taken together."""
+    flat = None if states is None else states.ravel()
+    return bits_of_indices(numbers.ravel(), flat, np.zeros(numbers.size, dtype=np.uint8))[0]
 
 
 def _weighted(rows: np.ndarray, moments: np.ndarray, outputs: np.ndarray) -> float:
@@ -167,13 +232,17 @@ def _upper(moments: np.ndarray) -> np.ndarray:
     mean = float(np.trace(moments)) / len(moments) or 1.0
     damped = moments + np.diag(DAMPING * np.diagonal(moments) + LEAST_DAMPING * mean)
     inverse = np.linalg.inv(damped)
-    return np.linalg.cholesky(0.5 * (inverse + inverse.T)).T
+    return np.ascontiguousarray(np.linalg.cholesky(0.5 * (inverse + inverse.T)).T)
 
 
 class Pushing:
-    """A network quantized by what its layers compute; tensors without a curvature, by their own moves."""
+    """A network quantized by what its layers compute; tensors without a curvature, by their own moves.
 
-    def __init__(self, contents: Contents, curvatures: Mapping[str, Curvature]) -> None:
+    Args:
+        dependent: whether values depend on each other, in matrices large enough for the coder to know of it.
+    """
+
+    def __init__(self, contents: Contents, curvatures: Mapping[str, Curvature], dependent: bool = False) -> None:
         self._contents = contents
         self._curvatures = {
             name: each
@@ -184,7 +253,7 @@ class Pushing:
         for name, curvature in self._curvatures.items():
             weight = contents.matrices[name]
             bias = contents.biases.get(curvature.bias or "", np.zeros(len(weight)))
-            self._layers[name] = _Layer(weight, bias, curvature)
+            self._layers[name] = _Layer(weight, bias, curvature, dependent)
         self._sizes = {name: layer.size() or 1.0 for name, layer in self._layers.items()}
 
     def at(self, factor: float) -> Trial:
@@ -200,7 +269,8 @@ class Pushing:
             error += chosen.error / self._sizes[name]
             self._pass_on(name, layer, chosen, worth, tensors, buffers)
         rest, rest_error = self._others(factor)
-        return Trial(tensors | rest, math.sqrt(error / max(len(shares), 1) + rest_error**2), factor, buffers)
+        ordered = not any(layer.dependent for layer in self._layers.values())
+        return Trial(tensors | rest, math.sqrt(error / max(len(shares), 1) + rest_error**2), factor, buffers, ordered)
 
     def _pass_on(
         self,
@@ -235,15 +305,17 @@ class Pushing:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Multiples of a step for a layer's weights, its bias, and what they cost: error, and with the bits of it all."""
+    """Multiples of a step for a layer's weights, its bias, and what they cost: error, and with the bits of it all.
+
+    `bits` are those of indices, if the multiples depend on each other.
+    """
 
     step: float
     multiples: np.ndarray
     bias: np.ndarray
     error: float
     cost: float
+    bits: np.ndarray | None = None
 
     def tensor(self, shape: tuple[int, ...]) -> QuantizedTensor:
-        multiples = self.multiples.reshape(shape).astype(np.int64)
-        symbols = np.where(multiples < 0, -2 * multiples - 1, 2 * multiples)
-        return QuantizedTensor.on_grid(symbols, UniformGrid(self.step, max(int(symbols.max(initial=0)), 1) + 1))
+        return on_multiples(self.multiples.reshape(shape).astype(np.int64), self.step)

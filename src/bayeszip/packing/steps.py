@@ -1,12 +1,13 @@
 """Uniform steps: every tensor on a grid, symbols chosen by their error and their bits."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from bayeszip import codec
+from bayeszip.codec.ways import LEAST_CELLS
 from bayeszip.errors import ModelError
 from bayeszip.packing.contents import Contents
 from bayeszip.packing.knobs import Trial
@@ -15,6 +16,7 @@ from bayeszip.quantize import (
     Precision,
     bounded,
     cluster,
+    dependent,
     in_precision,
     round_vector,
     significant_bits,
@@ -26,6 +28,8 @@ __all__ = ["LiveSteps", "Steps", "by_clusters", "one_step", "own_steps", "round_
 
 #: A step over the error that it makes, as rounding goes; prices of bits make a little more.
 _SPREAD = 12**0.5 * 0.9
+#: A step of dependent values over that of values by themselves, at equal error.
+SHORTER = 0.6
 #: A bias is the weight of an input that is always 1, larger than most: its step is a part of its matrix's.
 _OF_A_BIAS = 0.5
 #: A vector's element stands for a row of weights: it moves by a part of what they move by.
@@ -39,23 +43,34 @@ _FEW = 256
 
 
 class Steps:
-    """Every matrix on a uniform grid, the steps in proportion to units of theirs."""
+    """Every matrix on a uniform grid, the steps in proportion to units of theirs.
 
-    def __init__(self, contents: Contents, units: Mapping[str, float], price: float = PRICE_OF_A_BIT) -> None:
-        self._contents, self._units, self._price = contents, units, price
+    Args:
+        dependent: whether values depend on each other, in matrices large enough for the coder to know of it.
+    """
+
+    def __init__(self, contents: Contents, units: Mapping[str, float], dependent: bool = False) -> None:
+        self._contents, self._units, self._dependent = contents, units, dependent
+
+    def dependent(self) -> "Steps":
+        """The same steps for values that depend on each other."""
+        return Steps(self._contents, self._units, dependent=True)
 
     def at(self, factor: float) -> Trial:
         """Steps that move the matrices by about `factor` of their size."""
         steps = {name: _SPREAD * factor * unit for name, unit in self._units.items()}
         held = self._contents
-        tensors = {
-            name: _on_step(array, steps[name], self._price, held.precisions.get(name))
-            for name, array in held.matrices.items()
-        }
+        tensors = {}
+        for name, array in held.matrices.items():
+            way, step = stepped, steps[name]
+            if self._dependent and array.size >= LEAST_CELLS:
+                way, step = dependent, SHORTER * step
+            tensors[name] = _on_step(array, step, way, held.precisions.get(name))
         error = held.moved({name: tensor.dequantize() for name, tensor in tensors.items()})
         for name, array in held.biases.items():
             tensors[name] = round_bias(array, _OF_A_BIAS * steps[held.matrix_of[name]])
-        return Trial(tensors | _round_vectors(held, _OF_A_VECTOR * factor), error, factor)
+        tensors |= _round_vectors(held, _OF_A_VECTOR * factor)
+        return Trial(tensors, error, factor, ordered=not self._dependent)
 
 
 class LiveSteps:
@@ -103,7 +118,12 @@ def _sizes(contents: Contents) -> dict[str, float]:
     }
 
 
-def _on_step(weights: np.ndarray, step: float, price: float, precision: Precision | None) -> QuantizedTensor:
+def _on_step(
+    weights: np.ndarray,
+    step: float,
+    way: Callable[[np.ndarray, float], QuantizedTensor],
+    precision: Precision | None,
+) -> QuantizedTensor:
     """A matrix on multiples of a step; in a type of 16 bits, of one whose multiples that type can hold."""
     most = int(np.abs(weights).max() / step) + 2
     if precision is not None:
@@ -111,7 +131,7 @@ def _on_step(weights: np.ndarray, step: float, price: float, precision: Precisio
         fraction, power = np.frexp(step)
         step = float(np.ldexp(np.rint(fraction * 2**bits), int(power) - bits))
     if most < _MOST_MULTIPLES and step > np.finfo(np.float32).tiny:
-        tensor = stepped(weights, step, price)
+        tensor = way(weights, step)
         if precision is None or np.array_equal(in_precision(tensor.codebook, precision), tensor.codebook):
             return tensor
     return cluster(weights, min(2 * most, 2**16 - 1), precision or "float32")
