@@ -220,7 +220,7 @@ class Stream:
             last = min(first + rows, view.rows)
             self.coder.reserve(2 * (last - first) * view.columns * (levels + 1) + 16)
             self._run(code_neighbors, symbols, survey.rows, survey.columns, first, last, view.kernel, lag,
-                      negative, values, levels, int(dependent), model)  # fmt: skip
+                      negative, values, levels, dependent or None, model)  # fmt: skip
         if spread_of(symbols, negative, cells) != spread or (seeks and lag_of(symbols, negative, view) != lag):
             raise NotCanonical("a tensor's mean magnitude or lag is not the one that its weights show")
 

@@ -177,12 +177,13 @@ def code_neighbors(
     negative: int,
     values: int,
     levels: int,
-    dependent: int,
+    dependent: bool | None,
     model: Neighbors,
 ) -> Span:
     """Codes the live cells of rows `first` to `last`; `symbols` are ranks of values from 1, and 0 for no weight.
 
-    `negative` is how many values are below 0.0; `dependent` is 1 if values depend on each other.
+    `negative` is how many values are below 0.0; `dependent` is None if values don't depend on each other. Loops are
+    compiled for either apart.
     """
     here, above, higher, seen = model.here, model.above, model.higher, model.seen
     width = len(columns)
@@ -197,21 +198,23 @@ def code_neighbors(
         for column in range(min(width, len(symbols) - start)):
             if not columns[column]:
                 continue
-            place, at, quantizer, number = start + column, margin + column, state & dependent, 0
+            place, at, quantizer = start + column, margin + column, state & 1
             _look(model, at, kernel, lag, dependent)
-            if dependent:
-                _look_along(model, total, cells, column)
-            below = (negative + quantizer) >> dependent
-            count = below + ((values - negative + quantizer) >> dependent)
-            number = _number(symbols[place], negative)
-            index = index_of(number, quantizer) if dependent else number
-            rank, span = _code_cell(span, buffer, end, _rank(index, below), count, levels, quantizer, model)
-            number = index = _number(rank, below)
-            if dependent:
-                number, state = number_of(index, quantizer), next_state(state, index)
-                total, cells = total + abs(number), cells + 1
-                model.sums[column] += abs(number)
+            if dependent is None:
+                rank, span = _code_cell(span, buffer, end, symbols[place], values, levels, 0, dependent, model)
+                symbols[place], here[at] = rank, _number(rank, negative)
+                continue
+            _look_along(model, total, cells, column)
+            below = (negative + quantizer) >> 1
+            count = below + ((values - negative + quantizer) >> 1)
+            index = index_of(_number(symbols[place], negative), quantizer)
+            rank, span = _code_cell(span, buffer, end, _rank(index, below), count, levels, quantizer, dependent,
+                                    model)  # fmt: skip
+            index = _number(rank, below)
+            number, state = number_of(index, quantizer), next_state(state, index)
             symbols[place], here[at] = _rank(number, negative), number
+            total, cells = total + abs(number), cells + 1
+            model.sums[column] += abs(number)
         seen[1] += 1
     seen[0] = state
     return span
@@ -229,7 +232,7 @@ def _rank(number: int, below: int) -> int:
 
 
 @compiled
-def _look(model: Neighbors, at: int, kernel: int, lag: int, dependent: int) -> None:
+def _look(model: Neighbors, at: int, kernel: int, lag: int, dependent: bool | None) -> None:
     """Finds the contexts of a cell in the numbers around it; those beside the one at the lag count if dependent."""
     here, above, contexts = model.here, model.above, model.contexts
     sizes, pairs, signs = model.sizes, model.pairs, model.signs
@@ -238,7 +241,7 @@ def _look(model: Neighbors, at: int, kernel: int, lag: int, dependent: int) -> N
     before = here[at - kernel] if kernel > 1 else 0
     back = here[at - lag] if lag > 1 else 0
     around = 2 * abs(left) + 2 * abs(up) + abs(before) + abs(left2) + abs(up2) + abs(up_left) + abs(up_right)
-    if dependent and lag > 1:
+    if dependent is not None and lag > 1:
         around += 2 * abs(back) + abs(here[at - lag - 1]) + abs(here[at - lag + 1])
     contexts[1] = _AROUND + _clipped(sizes, around)
     contexts[2] = _LEFT + _clipped(pairs, abs(left) + abs(left2)) * _SIGNED + _sign(signs, left)
@@ -284,6 +287,7 @@ def _code_cell(
     values: int,
     levels: int,
     quantizer: int,
+    dependent: bool | None,
     model: Neighbors,
 ) -> tuple[int, Span]:
     """Codes whether a cell holds a weight, and the bits of its rank; returns the latter from 1, or 0 for no weight."""
@@ -297,7 +301,7 @@ def _code_cell(
             count = 1
             places[0] = base + _CONTEXTS * shallow + node
             if node < shallow:
-                count = len(contexts)
+                count = _INPUTS if dependent is None else _INPUTS + 1
                 for index in range(count):
                     places[index] = base + contexts[index] * shallow + node
             weights = model.weights[quantizer * (levels + 1) + level]

@@ -156,17 +156,20 @@ class _Target:
         place = int(np.argmin(ranks))
         best, quantizer = trials[place], quantizers[place]
         if isinstance(quantizer, Steps) and self.knows_dependent:
-            for finer in (LiveSteps(quantizer, contents), quantizer.dependent()):
-                best = self._better(best, finer, trials[place].factor, knob, contents)
+            best = self._better(trials[place], quantizer.dependent(), knob, contents)
+            if best is trials[place]:
+                best = self._better(best, LiveSteps(quantizer, contents), knob, contents)
         return self.code(best)
 
-    def _better(self, best: Trial, quantizer: Quantizer, start: float, knob: Knob, contents: Contents) -> Trial:
-        """The best trial so far, or that of another quantizer, which is sought from a factor on."""
+    def _better(self, best: Trial, quantizer: Quantizer, knob: Knob, contents: Contents) -> Trial:
+        """The best trial so far, or that of another quantizer, which is sought from the same factor on."""
         budget = knob.max_bytes
         if budget is None:
-            return min(best, by_clusters(at_error(quantizer, knob.error, start), contents), key=self.size)
+            other = by_clusters(at_error(quantizer, knob.error, best.factor), contents)
+            return min(best, other, key=self.size)
         try:
-            return min(best, within_bytes(quantizer, self.size, budget, start), key=lambda each: each.error)
+            other = within_bytes(quantizer, self.size, budget, best.factor)
+            return min(best, other, key=lambda each: each.error)
         except TargetError:
             return best
 
