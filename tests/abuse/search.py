@@ -41,7 +41,6 @@ from bayeszip.codec import (
     rangecoder,
     rawbytes,
     streams,
-    ways,
 )
 from bayeszip.errors import FormatError
 from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
@@ -171,7 +170,8 @@ def seeds(small_as_large: bool) -> list[bytes]:
     found = [path.read_bytes() for path in GOLDEN if path.stat().st_size <= LONGEST]
     found += [blob for _, blob, _ in malformed() if 9 < len(blob) <= LONGEST]
     if small_as_large:
-        ways.LEAST_CELLS, ways._STREAM = 16, 64
+        for module, name, least in kinds.SMALL:
+            vars(module)[name] = least
         found += kinds.files()
         matrix._MOST_CELLS, matrix._MOST_WEIGHTS, matrix._LEAST_SIDE, matrix._FLAT_COLUMNS = 100, 20, 4, 16
         for module in (rawbytes, contexts):

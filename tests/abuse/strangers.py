@@ -50,8 +50,8 @@ __all__ = ["campaign", "stranger", "worker"]
 LIMITS = Limits(elements=2**17, memory=2**20, loaded=2**21, values=2**16, operations=2**26)
 #: Bytes that a child may take beyond what it has once all is imported; seconds of work, and of waiting, for one file.
 MEMORY, SECONDS, WAITING = 3 << 30, 20, 300
-#: Of resident memory, beyond what the first files took, when all are done.
-GROWTH = 400 << 20
+#: MiB of resident memory, beyond what the first files took; a compiler and an exporter are loaded on the way.
+GROWTH = 600
 
 _ODD_INTS = (-(2**40), -7, -2, -1, 0, 1, 2, 3, 5, 64, 2**31, 2**40)
 _ODD_FLOATS = (0.0, -1.0, 1e-5, 0.5, 3.0, 1e300, float("inf"), -float("inf"))
@@ -276,6 +276,9 @@ def stranger(seed: int) -> CompressedModel:
             _spoil(sketch)
     if stated and dice.random() < 0.4:
         _vary(sketch)
+    if dice.random() < 0.1:  # large enough for all ways of coding
+        numbers = np.random.default_rng(dice.getrandbits(32))
+        sketch.tensors["apart.weight"] = KINDS[dice.choice(list(KINDS))](numbers, (12, 9))
     last = sketch.inputs + len(sketch.nodes) - 1
     outputs = (last,) if dice.random() < 0.8 else tuple(dice.randint(0, last) for _ in range(dice.randint(0, 3)))
     return CompressedModel(sketch.tensors, Graph(sketch.inputs, tuple(sketch.nodes), outputs))

@@ -4,19 +4,19 @@ Strangers, mutants and the search all draw from it. `test_kinds.py` fails when a
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from random import Random
 from unittest.mock import patch
 
 import numpy as np
 
-from bayeszip.codec import encode, ways
+from bayeszip.codec import encode, trellis, ways
 from bayeszip.codec.header import outline_of
 from bayeszip.errors import ModelError
 from bayeszip.tensors import CompressedModel, Grid, LogGrid, QuantizedTensor, UniformGrid
 
-__all__ = ["KINDS", "any_ways", "files", "small_ways", "suitable_ways"]
+__all__ = ["KINDS", "SMALL", "any_ways", "files", "small_ways", "suitable_ways"]
 
 _CODEBOOK = np.array([0, -0.5, 0.75, 0.125, -1.5], dtype=np.float32)
 _SCALES = (UniformGrid(0.25, 5), LogGrid(0.25, 1.5, 5, signed=False))
@@ -77,10 +77,16 @@ KINDS: dict[str, Kind] = _PLAIN | {
 }
 
 
+#: what large is, for the search too, which goes without a context
+SMALL = ((ways, "LEAST_CELLS", 16), (ways, "_STREAM", 64), (trellis, "_LEAST_WEIGHTS", 8))
+
+
 @contextmanager
 def small_ways() -> Iterator[None]:
     """Within, small tensors have a choice of ways and small networks streams, as only large ones have otherwise."""
-    with patch.object(ways, "LEAST_CELLS", 16), patch.object(ways, "_STREAM", 64):
+    with ExitStack() as patches:
+        for module, name, least in SMALL:
+            patches.enter_context(patch.object(module, name, least))
         yield
 
 
