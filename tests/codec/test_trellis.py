@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_format import agrees
+from agreement import agrees
 
 from bayeszip.codec import cheapest_path, compilation, container, contexts, decode, describe, encode, measure
 from bayeszip.codec.checksum import crc32c
