@@ -1,12 +1,15 @@
 """Into the user's own class where it can't follow in its sizes: zeros come back in place of what died."""
 
 import layered
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import bayeszip
 from bayeszip.errors import ModelError
+from bayeszip.graph import load_into
+from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
 
 TOKENS = torch.randint(layered.TOKENS, (3, layered.LENGTH), generator=torch.Generator().manual_seed(0))
 
@@ -108,3 +111,17 @@ def test_a_class_that_computes_something_else_is_refused_as_before(tmp_path):
     bayeszip.pack(without_heads(layered.GPTNet()), example_inputs=(TOKENS,)).save(tmp_path / "net.bayz")
     with pytest.raises(ModelError, match="load without into="):
         bayeszip.load(tmp_path / "net.bayz", into=Other())
+
+
+def test_sizes_that_no_input_can_have_are_refused_before_anything_runs():
+    """The class lacks one tensor and could hold the other among zeros: that is tried at the sizes the graph states."""
+    nodes = (
+        Node("input", (0,), (), {"shape": (0, -7), "dtype": "float32", "computes_in": "float32"}),
+        Node("linear", (1,), ("0.weight", "strange")),
+    )
+    tensors = {
+        "0.weight": RawTensor(np.ones((2, 4), np.float32), "float32"),
+        "strange": RawTensor(np.ones(2, np.float32), "float32"),
+    }
+    with pytest.raises(ModelError):
+        load_into(CompressedModel(tensors, Graph(1, nodes, (2,))), nn.Sequential(nn.Linear(4, 3)))

@@ -60,9 +60,13 @@ def load_into(
         for name in tensors
         if (held := _held(owners.get(name.rpartition(".")[0]), name.rpartition(".")[2])) is not None
     }
-    proven = check and model.graph is not None and states_inputs(model.graph)
+    stated = model.graph is not None and states_inputs(model.graph)
+    if stated:
+        with refusing(f"the tensors can't be put into {type(net).__name__}", ModelError):
+            shapes(model, budget)  # before anything is run at the sizes that the graph states
+    proven = check and stated
     try:
-        _cut_to_size(model, net, tensors, budget)
+        _cut_to_size(net, tensors, budget)
         if proven:
             _check(model, net, budget)
     except ModelError:
@@ -72,9 +76,7 @@ def load_into(
     return net
 
 
-def _cut_to_size(
-    model: CompressedModel, net: nn.Module, tensors: Mapping[str, QuantizedTensor | RawTensor], budget: Budget
-) -> None:
+def _cut_to_size(net: nn.Module, tensors: Mapping[str, QuantizedTensor | RawTensor], budget: Budget) -> None:
     """Write the tensors as they are, and let layers follow in their sizes."""
     owners, all_places = dict(unwrapped(net).named_modules()), _places(net)
     writes: list[tuple[str, _Places]] = []
@@ -94,8 +96,6 @@ def _cut_to_size(
         loaded += tensor.size * (4 if held is None else held.dtype.itemsize)
     budget.charge("loaded", loaded)  # nothing is made before all of it is known to fit
     with refusing(f"the tensors can't be put into {type(net).__name__}", ModelError):
-        if model.graph is not None and states_inputs(model.graph):
-            shapes(model, budget)
         for name, places in writes:
             _write(places, to_torch(tensors[name]))
         for module in owners.values():
