@@ -65,3 +65,13 @@ def test_rates_are_endings_of_one_training_and_no_rate_keeps_the_name():
     (run,) = Experiment("frontier", "", curve.variants(), ()).runs(only="rate=1-11")
     assert list(run.endings) == [f"{point.name}-11" for point in curve.points()]
     assert [each.quantization.rate for each in run.endings.values()] == [0, 0.5, 1]
+
+
+def test_a_curve_by_prices_has_names_and_settings_of_its_own():
+    curve = Curve("lenet-5", True, (2,), ((2, 0),), price=0.5)
+    (variant,) = curve.variants()
+    assert variant.name == "lenet-5-augmented-priced-tau1=2"
+    assert curve_of(f"{variant.name}-10") == curve.name
+    assert curve.title == "LeNet-5, with augmentation, by the coder's prices"
+    (run, *_) = Experiment("frontier", "", (variant,), (0,)).runs()
+    assert all(phase.terms["rate"].tau == 0.5 for phase in run.recipe.phases)

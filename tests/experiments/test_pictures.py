@@ -86,7 +86,7 @@ def test_a_line_joins_what_validation_images_choose_and_dots_are_test_accuracies
         for size, accuracy, validation in figures
     ]
     axes = Noted()
-    _draw_curve(axes, points, "ours", augmented=True)
+    _draw_curve(axes, points, CURVES[0])
     ((sizes, accuracies, _),) = axes.lines
     assert sizes == [100, 300]
     assert accuracies == pytest.approx([90, 92])
@@ -103,7 +103,7 @@ def test_the_table_of_a_curve_begins_with_its_smallest_file_and_shows_headlines(
     assert all("±" in row[3] for row in bold)
     headlines = headline_table(made_up("vgg-16")).rows
     assert len(headlines) == len(bold)
-    assert {headline[:4] for headline in headlines} == {("VGG-16", "yes", "10–12", "95.00 ± 0.00")}
+    assert {headline[:4] for headline in headlines} == {("VGG-16", "with augmentation", "10–12", "95.00 ± 0.00")}
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_pages_have_pictures_and_tables_of_networks_that_have_records(checkout):
     assert "frontier-resnet-20.svg" not in results
     assert "| -14 | 90.00 | 500,000 |" in results
     assert "(docs/frontier.svg)" in readme
-    assert "| VGG-16 | yes | 10–12 |" in readme
+    assert "| VGG-16 | with augmentation | 10–12 |" in readme
     (checkout / "results" / "frontier" / "runs.jsonl").unlink()
     assert "frontier-vgg-16.svg" not in rendered(checkout, "RESULTS.md")
     assert "frontier.svg" not in rendered(checkout, "README.md")

@@ -75,6 +75,7 @@ class Curve:
         headlines: pairs of a strength and a rate that tables quote; they were chosen on validation images. Their
             strengths are run with all seeds.
         rates: weights of a bit, which each training is ended at beside 0.
+        price: weight of the expected bits in training, at the coder's prices, where it is not the recipe's.
     """
 
     model: str
@@ -82,14 +83,21 @@ class Curve:
     strengths: tuple[float, ...]
     headlines: tuple[tuple[float, float], ...]
     rates: tuple[float, ...] = ()
+    price: float = 0.0
 
     @property
     def name(self) -> str:
-        return f"{self.model}-augmented" if self.augmented else self.model
+        return self.model + ("-augmented" if self.augmented else "") + ("-priced" if self.price else "")
+
+    @property
+    def manner(self) -> str:
+        """How it is trained, in words."""
+        said = f"{'with' if self.augmented else 'without'} augmentation"
+        return f"{said}, by the coder's prices" if self.price else said
 
     @property
     def title(self) -> str:
-        return f"{NETWORKS[self.model].title}, {'with' if self.augmented else 'without'} augmentation"
+        return f"{NETWORKS[self.model].title}, {self.manner}"
 
     def variants(self) -> tuple[Variant, ...]:
         """A variant for each strength."""
@@ -97,6 +105,7 @@ class Curve:
 
     def _variant(self, strength: float) -> Variant:
         name, settings = f"{self.name}-tau1={strength:g}", f"{AT_NO_RATE} all.tau1={strength:g}"
+        settings += f" all.rate.tau={self.price:g} vd.rate.ramp=0.2" if self.price else ""
         count = NETWORKS[self.model].seeds if strength in dict(self.headlines) else 1
         seeds = UNTOUCHED[:count]
         variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
@@ -136,6 +145,7 @@ _RATES = (0.25, 0.5, 1, 1.5, 2)
 
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
+    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), price=0.5),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),

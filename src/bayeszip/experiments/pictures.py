@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bayeszip.errors import ModelError
-from bayeszip.experiments.curves import CURVES, NETWORKS
+from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
 from bayeszip.experiments.records import Record
 from bayeszip.experiments.tables import PRINTED, curve_groups, front
 from bayeszip.report.quoted import quoted_for
@@ -135,9 +135,7 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     for curve in CURVES:
         points = [_point(group, point.is_headline) for point, group in curve_groups(own, curve)]
         if curve.model == model and points:
-            _draw_curve(
-                axes, points, f"bayeszip, {'with' if curve.augmented else 'without'} augmentation", curve.augmented
-            )
+            _draw_curve(axes, points, curve)
     others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
@@ -155,11 +153,12 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     _finish(axes, title, "whole file, kB", ticks, [f"{tick / 1000:g}" for tick in ticks])
 
 
-def _draw_curve(axes: Axes, points: Sequence[Point], label: str, augmented: bool) -> None:
+def _draw_curve(axes: Axes, points: Sequence[Point], curve: Curve) -> None:
     """All points, a line through those that no other beats on validation images, headlines larger."""
-    color = OURS[augmented]
+    color, line = OURS[curve.augmented], "--" if curve.price else "-"
     best = front(point._asdict() for point in points)
-    axes.plot([p["bytes"] for p in best], [p["accuracy"] for p in best], "-", color=color, label=label)
+    places = [p["bytes"] for p in best], [p["accuracy"] for p in best]
+    axes.plot(*places, line, color=color, label=f"bayeszip, {curve.manner}")
     for point in points:
         size = 9 if point.is_headline else 5
         axes.plot(point.bytes, point.accuracy, "o", color=color, markersize=size, alpha=1 if point.is_headline else 0.6)
