@@ -193,7 +193,7 @@ class _Board:
     def take(self) -> int | None:
         """The next unit; None if there is none, or time is up."""
         with self.lock:
-            if self.stopped:
+            if self.stopped or time.monotonic() >= self.crew.until:
                 return None
             if self.again:
                 return self.again.pop(0)
