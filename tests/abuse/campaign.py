@@ -134,7 +134,7 @@ def _searching() -> Callable[[int], dict]:
 def campaign(chosen: dict[str, Step], folder: Path, jobs: int, until: float) -> bool:
     """Goes on with the chosen steps, as long as there is time; true if all are done."""
     path = folder / "report.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    results = _kept_in(path)
     files = checks.golden().values()
     results["files"] = {"files": len(files), "bytes": sum(map(len, files))}
     compiled: set[str] = set()
@@ -153,13 +153,22 @@ def campaign(chosen: dict[str, Step], folder: Path, jobs: int, until: float) -> 
     return True
 
 
+def _kept_in(path: Path) -> dict[str, Any]:
+    """What a report holds; figures that don't say which source they are of are from before there were units."""
+    held = json.loads(path.read_text()) if path.exists() else {}
+    return {name: told for name, told in held.items() if name == "files" or "source" in told}
+
+
 def report(folder: Path) -> str:
     """The figures as a page; steps that were never run are left out."""
-    results = json.loads((folder / "report.json").read_text())
+    results = _kept_in(folder / "report.json")
+    if "files" not in results:
+        raise SystemExit(f"{folder} has no figures of this campaign; run it first")
     files = results.pop("files")
     results = {step: figures for step, figures in results.items() if figures["begun"] > len(figures["unfinished"])}
-    if (folder / "strangers.json").exists():
-        results["strangers"] = json.loads((folder / "strangers.json").read_text())
+    strangers = folder / "strangers.json"
+    told = json.loads(strangers.read_text()) if strangers.exists() else {}
+    results |= {"strangers": told} if "source" in told else {}
     lines = [
         "# Abuse report",
         "",
