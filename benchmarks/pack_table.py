@@ -37,8 +37,6 @@ STEPS = range(-32, -9, 2)
 OTHERS = (-75, -40)
 QUALITIES = (99, 98, 96, 93, 90, 86, 80, 72, 62, 50)
 CALIBRATION = 1024
-#: Test images: all of MNIST's, and as many of CIFAR-10's as a CPU gets through.
-IMAGES = {"mnist": 10_000, "cifar10": 2000}
 #: The errors, and the losses of accuracy in points, that files are compared at.
 ERRORS = (0.05, 0.1, 0.2)
 LOSSES = (0.3, 1.0)
@@ -57,7 +55,6 @@ class Case:
 
 def case_of(name: str, weights: Path, cifar: str) -> Case:
     build, spec, _ = NETWORKS.get(name, (models.BUILT_IN.get(name), "cifar10", 0))
-    images = IMAGES[spec]
     spec = cifar if spec == "cifar10" else spec
     network = build()
     network.load_state_dict(load_file(weights))
@@ -71,7 +68,7 @@ def case_of(name: str, weights: Path, cifar: str) -> Case:
         network.eval(),
         train.images[:1],
         calibration,
-        ResidentBatches(test.images[:images], test.labels[:images], 500),
+        ResidentBatches(test.images, test.labels, 500),
     )
 
 
@@ -225,8 +222,8 @@ def _against(sizes: list[int | None]) -> list[str]:
 def _notes() -> list[str]:
     return [
         "Error: how far matrices and kernels moved, as a share of their size (root mean squares); sizes between two",
-        "files are interpolated. Accuracy: the smallest file that loses at most so many points on the test images",
-        "(MNIST's 10,000, or 2,000 of CIFAR-10's), picked on these very images on both sides.",
+        "files are interpolated. Accuracy: the smallest file that loses at most so many points on all test images,",
+        "picked on these very images on both sides.",
         "NNCodec 2.1.3: the best of all steps, with and without dependent quantization, with its default step for what",
         "is not a matrix and a coarser one. Calibration: 1,024 training images. Networks marked as seen were looked at",
         "while `pack` was written; no setting was chosen on the others.",
