@@ -110,6 +110,11 @@ def test_few_weights_may_be_on_a_path_by_chance():
     numbers[7] = 2
     assert states_along(numbers, view_of((5000,))) is not None
     assert not depends(numbers, view_of((5000,)))
+    # Coded so all the same, where the way is told: whatever a file decodes to can be written as it was.
+    model = CompressedModel({"w": QuantizedTensor.on_grid(2 * numbers, UniformGrid(0.5, 11))})
+    blob = encode(model, ways=ALL_DEPENDENT)
+    assert decode(blob) == model
+    assert encode(decode(blob), **describe(blob).options) == blob != encode(model)
 
 
 def test_only_a_tensor_with_a_step_can_depend():

@@ -16,7 +16,7 @@ from bayeszip.codec.parts import Part
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder
 from bayeszip.codec.syntax import InvalidField, Number, Reader
 from bayeszip.codec.threads import side_by_side
-from bayeszip.codec.trellis import depends
+from bayeszip.codec.trellis import depends, states_along
 from bayeszip.codec.ways import (
     DEPENDENT,
     LEAST_CELLS,
@@ -84,7 +84,7 @@ class ContextCoder:
         except InvalidField as error:
             raise ModelError(f"the ways {self.ways} don't suit the model: {error}") from error
         for tensor, way in ways.items():
-            if way == DEPENDENT and not depends(_numbers(model, tensor), view_of(tensor.shape)):
+            if way == DEPENDENT and states_along(_numbers(model, tensor), view_of(tensor.shape)) is None:
                 raise ModelError(f"the ways {self.ways} don't suit the model: {tensor.name} is on no path of a trellis")
         groups = grouped(outline, self.option)
         tasks = [partial(_written, model, replace(outline, tensors=group), ways) for group in groups]
