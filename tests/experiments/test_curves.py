@@ -25,13 +25,18 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     assert len(points) >= 6
     assert list(curve.strengths) == sorted(set(curve.strengths))
     assert {(point.strength, point.rate) for point in points if point.is_headline} == set(curve.headlines) != set()
-    assert [point.name for point in points] == [name for variant in variants for name in variant.endings]
-    assert {len(variant.seeds) for variant in variants} == {1, 3 if NETWORKS[curve.model].data == "cifar10" else 5}
+    firsts = Experiment("frontier", "", variants, ()).runs(curve_seeds := variants[0].seeds[:1])
+    assert [f"{point.name}-{curve_seeds[0]}" for point in points] == [name for run in firsts for name in run.endings]
+    count = 3 if NETWORKS[curve.model].data == "cifar10" else 5
+    assert all(
+        len(variant.seeds) == (count if variant.later_rates or at in dict(curve.headlines) else 1)
+        for at, variant in zip(curve.strengths, variants, strict=True)
+    )
     assert min(seed for variant in variants for seed in variant.seeds) >= 10
 
 
 def test_runs_of_a_curve_begin_alike_and_differ_in_strength():
-    runs = FRONTIER.runs(only="resnet-20-augmented")
+    runs = FRONTIER.runs(only="resnet-20-augmented-tau1")
     assert all(run.recipe.pretraining == runs[0].recipe.pretraining for run in runs)
     assert {run.variant.augment for run in runs} == {run.variant.augment_before for run in runs} == {"shift=4,flip"}
     strengths = {phase.tau1 for run in runs for phase in run.recipe.phases}
@@ -62,13 +67,24 @@ def test_rates_are_endings_of_one_training_and_no_rate_keeps_the_name():
         ("resnet-20-augmented-tau1=0.2-rate=0.5", 0.2, 0.5),
         ("resnet-20-augmented-tau1=0.2-rate=1", 0.2, 1),
     ]
-    (run,) = Experiment("frontier", "", curve.variants(), ()).runs(only="rate=1-11")
-    assert list(run.endings) == [f"{point.name}-11" for point in curve.points()]
+    run = Experiment("frontier", "", curve.variants(), ()).runs()[0]
+    assert list(run.endings) == [f"{point.name}-10" for point in curve.points()]
     assert [each.quantization.rate for each in run.endings.values()] == [0, 0.5, 1]
 
 
+def test_seeds_after_the_first_end_at_the_headlines_alone():
+    curve = Curve("resnet-20", True, (0.1, 0.2), ((0.2, 1),), rates=(0.5, 1, 2))
+    runs = Experiment("frontier", "", curve.variants(), ()).runs()
+    assert [(run.seed, run.rates) for run in runs] == [
+        *((10, (0.5, 1, 2)), (10, (0.5, 1, 2))),
+        *((11, (1,)), (12, (1,))),
+    ]
+    # Another seed is a first one of its own.
+    assert {run.rates for run in Experiment("frontier", "", curve.variants(), ()).runs((3,))} == {(0.5, 1, 2)}
+
+
 def test_a_curve_by_prices_has_names_and_settings_of_its_own():
-    curve = Curve("lenet-5", True, (2,), ((2, 0),), price=0.5)
+    curve = Curve("lenet-5", True, (2,), ((2, 0),), way="priced")
     (variant,) = curve.variants()
     assert variant.name == "lenet-5-augmented-priced-tau1=2"
     assert curve_of(f"{variant.name}-10") == curve.name

@@ -9,7 +9,19 @@ from typing import NamedTuple
 
 from bayeszip.experiments.runs import Variant, at_rate
 
-__all__ = ["AT_NO_RATE", "CURVES", "NETWORKS", "UNTOUCHED", "Curve", "Network", "Point", "curve_of", "variant_of"]
+__all__ = [
+    "AT_NO_RATE",
+    "CURVES",
+    "NETWORKS",
+    "UNTOUCHED",
+    "WAYS",
+    "Curve",
+    "Network",
+    "Point",
+    "Way",
+    "curve_of",
+    "variant_of",
+]
 
 #: Whatever a recipe has.
 AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
@@ -55,6 +67,23 @@ NETWORKS: dict[str, Network] = {
 }
 
 
+class Way(NamedTuple):
+    """Another way of training: what is set, and what that is in words."""
+
+    settings: str
+    meaning: str
+
+
+WAYS: dict[str, Way] = {
+    "priced": Way("all.rate.tau=0.5 vd.rate.ramp=0.2", "by the coder's prices"),
+    "taught": Way(
+        "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 all.rate.tau=3 mixture.components=17"
+        " all.distillation=0.9 all.distillation_temperature=4",
+        "mostly taught, at high prices",
+    ),
+}
+
+
 class Point(NamedTuple):
     """Where a curve is tried; `name` is that of its files, before the seed."""
 
@@ -74,8 +103,8 @@ class Curve:
         strengths: values of τ₁, the first of the curve's seeds each.
         headlines: pairs of a strength and a rate that tables quote; they were chosen on validation images. Their
             strengths are run with all seeds.
-        rates: weights of a bit, which each training is ended at beside 0.
-        price: weight of the expected bits in training, at the coder's prices, where it is not the recipe's.
+        rates: weights of a bit, which the first seed's trainings are ended at beside 0; others at the headlines'.
+        way: a name in `WAYS`, where it is not trained as its network's line says.
     """
 
     model: str
@@ -83,17 +112,17 @@ class Curve:
     strengths: tuple[float, ...]
     headlines: tuple[tuple[float, float], ...]
     rates: tuple[float, ...] = ()
-    price: float = 0.0
+    way: str = ""
 
     @property
     def name(self) -> str:
-        return self.model + ("-augmented" if self.augmented else "") + ("-priced" if self.price else "")
+        return self.model + ("-augmented" if self.augmented else "") + (f"-{self.way}" if self.way else "")
 
     @property
     def manner(self) -> str:
         """How it is trained, in words."""
         said = f"{'with' if self.augmented else 'without'} augmentation"
-        return f"{said}, by the coder's prices" if self.price else said
+        return f"{said}, {WAYS[self.way].meaning}" if self.way else said
 
     @property
     def title(self) -> str:
@@ -105,11 +134,11 @@ class Curve:
 
     def _variant(self, strength: float) -> Variant:
         name, settings = f"{self.name}-tau1={strength:g}", f"{AT_NO_RATE} all.tau1={strength:g}"
-        settings += f" all.rate.tau={self.price:g} vd.rate.ramp=0.2" if self.price else ""
-        count = NETWORKS[self.model].seeds if strength in dict(self.headlines) else 1
-        seeds = UNTOUCHED[:count]
+        settings += f" {WAYS[self.way].settings}" if self.way else ""
+        quoted = tuple(rate for at, rate in self.headlines if at == strength)
+        seeds = UNTOUCHED[: NETWORKS[self.model].seeds if quoted else 1]
         variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
-        return replace(variant, rates=self.rates)
+        return replace(variant, rates=self.rates, later_rates=tuple(filter(None, quoted)))
 
     def points(self) -> tuple[Point, ...]:
         """All that its trainings end in."""
@@ -140,20 +169,22 @@ def variant_of(
     )
 
 
-#: Endings of a training on CIFAR-10.
-_RATES = (0.25, 0.5, 1, 1.5, 2)
+#: Endings of a training on CIFAR-10; where there is little noise, a bit weighs little.
+_RATES, _TAUGHT_RATES = (0.25, 0.5, 1, 1.5, 2), (0.25, 0.5, 0.75, 1, 1.5)
 
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
-    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), price=0.5),
+    Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
-    Curve("resnet-8", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
-    Curve("resnet-20", True, (0.05, 0.2), ((0.2, 0.25), (0.2, 0.5)), _RATES),
-    Curve("resnet-20", False, (0.05, 0.2), ((0.2, 0.25),), _RATES),
-    Curve("resnet-20-4", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
-    Curve("vgg-16", True, (0.05, 0.2), ((0.2, 0.25),), _RATES),
+    Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-8", True, (0.05,), ((0.05, 1),), _TAUGHT_RATES, "taught"),
+    Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", True, (0.05,), ((0.05, 1),), _TAUGHT_RATES, "taught"),
+    Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
+    Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES),
+    Curve("vgg-16", True, (0.2,), ((0.2, 0.25),), _RATES),
 )
 
 

@@ -155,7 +155,7 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
 
 def _draw_curve(axes: Axes, points: Sequence[Point], curve: Curve) -> None:
     """All points, a line through those that no other beats on validation images, headlines larger."""
-    color, line = OURS[curve.augmented], "--" if curve.price else "-"
+    color, line = OURS[curve.augmented], "--" if curve.way else "-"
     best = front(point._asdict() for point in points)
     places = [p["bytes"] for p in best], [p["accuracy"] for p in best]
     axes.plot(*places, line, color=color, label=f"bayeszip, {curve.manner}")

@@ -93,7 +93,7 @@ def do(task: Task) -> list[Record]:
         watcher=Watcher(),
         max_bytes=variant.max_bytes,
         max_accuracy_drop=variant.max_accuracy_drop,
-        rates=variant.rates,
+        rates=task.run.rates,
         checkpoints=task.checkpoints,
         resume=True,
         mixed_precision=variant.mixed_precision,

@@ -24,6 +24,7 @@ class Variant:
         augment_before: the same in the pretraining.
         mixed_precision: as `--mixed-precision` takes it, in both.
         rates: further endings of its training, as `--rates` takes them.
+        later_rates: those of them that seeds after the first of `seeds` have; None: all.
         seeds: those that are published, where they are not the experiment's.
     """
 
@@ -39,12 +40,8 @@ class Variant:
     augment_before: str | None = None
     mixed_precision: str | None = None
     rates: tuple[float, ...] = ()
+    later_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] = ()
-
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """Names of its files, before the seed: of the recipe's own ending, and of the further ones."""
-        return (self.name, *(at_rate(self.name, rate) for rate in self.rates))
 
 
 def at_rate(name: str, rate: float) -> str:
@@ -67,12 +64,18 @@ class Run:
     #: Takes part in a choice: the test set stays sealed, and no file is kept.
     sealed: bool
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """What it ends at beside the recipe's own ending."""
+        later = self.variant.later_rates
+        return self.variant.rates if later is None or self.seed not in self.variant.seeds[1:] else later
+
     @cached_property
     def endings(self) -> dict[str, Recipe]:
         """What it leaves: for each record its name, and the recipe that it was made by."""
         settings = self.recipe.scaled()
-        recipes = (settings, *(settings.at_rate(rate) for rate in self.variant.rates))
-        return {f"{name}-{self.seed}": each for name, each in zip(self.variant.endings, recipes, strict=True)}
+        further = {f"{at_rate(self.variant.name, rate)}-{self.seed}": settings.at_rate(rate) for rate in self.rates}
+        return {self.name: settings, **further}
 
 
 @dataclass(frozen=True)
