@@ -88,6 +88,6 @@ def test_a_curve_by_prices_has_names_and_settings_of_its_own():
     (variant,) = curve.variants()
     assert variant.name == "lenet-5-augmented-priced-tau1=2"
     assert curve_of(f"{variant.name}-10") == curve.name
-    assert curve.title == "LeNet-5, with augmentation, by the coder's prices"
+    assert curve.title == "LeNet-5, with augmentation, with the rate term"
     (run, *_) = Experiment("frontier", "", (variant,), (0,)).runs()
     assert all(phase.terms["rate"].tau == 0.5 for phase in run.recipe.phases)

@@ -14,7 +14,10 @@ from bayeszip.report.quoted import quoted_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = [
-    {"model": "vgg-16", "qp": qp, "bytes": size, "accuracy": accuracy, "validation_accuracy": accuracy}
+    {
+        **{"model": "vgg-16", "qp": qp, "nonweight_qp": -50, "bytes": size},
+        **{"accuracy": accuracy, "validation_accuracy": accuracy},
+    }
     for qp, size, accuracy in ((-20, 900_000, 0.93), (-14, 500_000, 0.9), (-8, 200_000, 0.1))
 ]
 
@@ -103,7 +106,8 @@ def test_the_table_of_a_curve_begins_with_its_smallest_file_and_shows_headlines(
     assert all("±" in row[3] for row in bold)
     headlines = headline_table(made_up("vgg-16")).rows
     assert len(headlines) == len(bold)
-    assert {headline[:4] for headline in headlines} == {("VGG-16", "with augmentation", "10–12", "95.00 ± 0.00")}
+    shown = {("VGG-16", "with augmentation", "0.2", "10–12", "95.00 ± 0.00")}
+    assert {headline[:5] for headline in headlines} == shown
 
 
 @pytest.fixture
@@ -126,9 +130,9 @@ def test_pages_have_pictures_and_tables_of_networks_that_have_records(checkout):
     results, readme = (rendered(checkout, page) for page in ("RESULTS.md", "README.md"))
     assert "(docs/frontier-vgg-16.svg)" in results
     assert "frontier-resnet-20.svg" not in results
-    assert "| -14 | 90.00 | 500,000 |" in results
+    assert "| -14 | -50 | 90.00 | 500,000 |" in results
     assert "(docs/frontier.svg)" in readme
-    assert "| VGG-16 | with augmentation | 10–12 |" in readme
+    assert "| VGG-16 | with augmentation | 0.2 | 10–12 |" in readme
     (checkout / "results" / "frontier" / "runs.jsonl").unlink()
     assert "frontier-vgg-16.svg" not in rendered(checkout, "RESULTS.md")
     assert "frontier.svg" not in rendered(checkout, "README.md")

@@ -32,9 +32,9 @@ CELL_PRIORS = (251, 376, 94, 222, 202, 305, 173, 111, 69, 26, 345)
 # Where contexts keep their evidence; that of the tensor is at 0. Rows follow, and columns with a margin on either side.
 _ABOVE, _NEAR, _WIDE, _UNIT, _JOINT, _KERNEL, _ORDER, FIRST_ROW = 1, 65, 129, 321, 330, 474, 498, 512
 _BUCKETS = 12
-#: the wide neighbourhood of a cell: columns to either side, and rows back at the lag
+#: the wide neighborhood of a cell: columns to either side, and rows back at the lag
 _REACH, _ROWS_BACK, _MOST_LAG = 4, 3, 64
-#: empty cells before the first column of a row, as many as a neighbour may be away
+#: empty cells before the first column of a row, as many as a neighbor may be away
 MARGIN = _ROWS_BACK * _MOST_LAG + _REACH
 _MOST = 1 << 20
 _HALF = 1 << 15

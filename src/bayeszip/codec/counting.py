@@ -1,6 +1,6 @@
 """The quick model, for tensors of many cells or weights: one adaptive probability for each decision.
 
-A cell's context is the density of its row and of its column so far, as one score in 32 steps, and its two neighbours.
+A cell's context is the density of its row and of its column so far, as one score in 32 steps, and its two neighbors.
 """
 
 from typing import NamedTuple

@@ -23,7 +23,7 @@ class View:
     """A matrix over `size` weights in order, the last row perhaps incomplete.
 
     Args:
-        kernel: neighbouring columns that belong to one filter kernel.
+        kernel: neighboring columns that belong to one filter kernel.
         lag: columns from a weight to the one above it in its kernel; 0: unknown, to be sought.
         flagged: whether rows and columns are flagged as live or dead.
         quick: whether the thorough model is left out of the question.

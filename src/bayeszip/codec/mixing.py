@@ -84,7 +84,7 @@ class MixingModel(NamedTuple):
         for_zero: what is assumed beforehand by each input of a cell; `for_one`: the same for ones.
         places: the contexts of the value at hand, one for each input; `inputs`: their log-odds.
         value_zeros: of all contexts of a value, as above; those that tensors with the same codebook share come first.
-        near: the value's contexts: class of the last value in the row, mean of the neighbours, the nearest, the pair.
+        near: the value's contexts: class of the last value in the row, mean of the neighbors, the nearest, the pair.
         live: the columns that are live.
         here: 1 for each cell of the row at hand that holds a weight, after a margin; `over`: of the matrix row above,
             `twin`: of the live row above.
@@ -346,7 +346,7 @@ def _price_cell(
 def _look_around(
     symbols: np.ndarray, here: np.ndarray, place: int, at: int, lag: int, levels: int, near: np.ndarray
 ) -> None:
-    """The contexts of a value in its neighbours' values: their mean, the nearest one, the classes of two."""
+    """The contexts of a value in its neighbors' values: their mean, the nearest one, the classes of two."""
     left = symbols[place - 1] if here[at - 1] else 0
     back = back_left = back_right = 0
     if lag > 1:

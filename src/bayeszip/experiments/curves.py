@@ -75,11 +75,11 @@ class Way(NamedTuple):
 
 
 WAYS: dict[str, Way] = {
-    "priced": Way("all.rate.tau=0.5 vd.rate.ramp=0.2", "by the coder's prices"),
+    "priced": Way("all.rate.tau=0.5 vd.rate.ramp=0.2", "with the rate term"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 all.rate.tau=3 mixture.components=17"
         " all.distillation=0.9 all.distillation_temperature=4",
-        "mostly taught, at high prices",
+        "with distillation of 0.9 and a rate term of 3",
     ),
 }
 

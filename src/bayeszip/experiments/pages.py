@@ -103,8 +103,12 @@ def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
             parts.append(f"![Accuracy against size of {network.title}](docs/frontier-{model}.svg)\n")
             parts.append(_markdown(TABLES["frontier"](own)))
             others = front(row for row in peer if row["model"] == model)
-            rows = tuple((f"{row['qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}") for row in others)
-            parts += [_markdown([Grid(("NNCodec, qp", "test accuracy, %", "bytes"), rows)])] if rows else []
+            rows = tuple(
+                (f"{row['qp']}", f"{row['nonweight_qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}")
+                for row in others
+            )
+            head = ("NNCodec, qp", "qp of other tensors", "test accuracy, %", "bytes")
+            parts += [_markdown([Grid(head, rows)])] if rows else []
     return "\n".join(parts) or "No run has been recorded yet."
 
 
@@ -114,7 +118,8 @@ def _networks(records: Sequence[Record]) -> str:
         return ""
     lines = (
         "Accuracy of decoded files on the test set, and whole files; means over seeds. Before: the pretrained",
-        "networks. [RESULTS.md](RESULTS.md) has every point, and says what had been seen when a strength was chosen.",
+        "networks. [RESULTS.md](RESULTS.md) has every point, and says what had been seen when a strength was chosen,",
+        "and which rows are of settings that a recipe does not have.",
         "",
         _markdown([headline_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",

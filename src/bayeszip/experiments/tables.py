@@ -246,13 +246,13 @@ def frontier_table(records: Records) -> list[Grid]:
 
 def headline_table(records: Records) -> Grid:
     """The points that the curves are quoted by."""
-    head = ("network", "trained", "seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
+    head = ("network", "trained", "τ₁", "seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
     rows = []
     for curve in CURVES:
         for point, group in curve_groups(records, curve):
             if point.is_headline:
                 figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group))
-                names = (NETWORKS[curve.model].title, curve.manner, _seeds(group))
+                names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", _seeds(group))
                 rows.append((*names, *figures, _ratio(group)))
     return Grid(head, tuple(rows))
 
