@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import typer
 
 import bayeszip
-from bayeszip.cli import main
+from bayeszip import cli
+from bayeszip.cli import COMMANDS, main
 
 NETS = """
 import torch
@@ -85,9 +87,9 @@ class Done(NamedTuple):
 def run(folder, monkeypatch, capsys):
     """The command line in this process: importing torch takes longer than most commands."""
 
-    def run(*arguments):
+    def run(*arguments, columns=200):
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr(sys, "argv", ["bayeszip", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             main()
@@ -310,6 +312,17 @@ def test_every_command_has_help_with_an_example(run):
         assert f"bayeszip {name}" in text.split("Options")[0].split("Example")[1]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_on_a_narrow_terminal_cuts_no_name(run, name):
+    rows = [line for line in run(name, "--help", columns=80).stdout.splitlines() if line.startswith("│")]
+    assert max(map(len, rows)) <= 80
+    words = {word for row in rows for word in row.split()}
+    params = typer.main.get_command(cli.app).commands[name].params
+    assert {option for param in params for option in param.opts + param.secondary_opts if "--" in option} <= words
+    assert "<bool>" not in words
+    assert str(2**63 - 1) not in "".join(rows)
+
+
 def test_version(run):
     assert run("--version").stdout == f"bayeszip {bayeszip.__version__}\n"
 
@@ -355,6 +368,26 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
     assert figures["seconds"] > 0
     assert "no file is below" in run(*arguments, "-o", "dry.bayz").stdout
     assert not (folder / "dry.bayz").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-bytes", "much"], "'much' is not a number of bytes"),
+        (["--max-bytes", "1k", "--min-ratio", "2"], "not max_bytes and min_ratio"),
+        (["--max-bytes", "1k", "--rates", "2"], "a target decides how small"),
+        (["--min-ratio", "0"], "min_ratio must be at least 1"),
+        (["--max-metric-drop", "1"], "name it with --metric"),
+        (["--metric", "nonsense"], "there is no metric 'nonsense'"),
+        (["--augment", "turn"], "augment can't be 'turn'"),
+        (["--mixed-precision", "fp4"], "mixed precision must be one of no, bf16, not fp4"),
+    ],
+)
+def test_a_dry_run_finds_the_typos_that_a_run_would(run, options, message):
+    done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not done.stdout
 
 
 def test_patterns_reach_the_record(run, folder):
