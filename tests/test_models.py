@@ -55,10 +55,10 @@ def test_networks_score_ten_classes_for_each_image(name):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("lenet-5", (3, 32, 32), "LeNet5 is made for images of 1 × 28 × 28, as in MNIST, not of 3 × 32 × 32; choose"),
+        ("lenet-5", (3, 32, 32), r"as in MNIST, not of 3 × 32 × 32; give it such images \(--data mnist\) or"),
         ("lenet-300-100", (3, 32, 32), "LeNet300 is made for images of 1 × 28 × 28, as in MNIST, not of 3 × 32 × 32"),
         ("resnet-8", (1, 28, 28), "ResNet is made for images of 3 × 32 × 32, as in CIFAR-10, not of 1 × 28 × 28"),
-        ("resnet-20", (784,), "ResNet is made for images of 3 × 32 × 32, as in CIFAR-10, not of 784"),
+        ("resnet-20", (784,), r"as in CIFAR-10, not of 784; give it such images \(--data cifar10\) or choose"),
         ("vgg-16", (3, 28, 28), "VGG16 is made for images of 3 × 32 × 32, as in CIFAR-10, not of 3 × 28 × 28"),
     ],
 )

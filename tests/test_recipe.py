@@ -106,7 +106,7 @@ def test_epochs_scale_shortens_every_phase_and_drops_none():
         ("tau1=2", r"tau1 is a setting of phases: write all\.tau1=2, or vd\.tau1, vd\+sws\.tau1"),
         ("zero_proportion=0.9", r"is a setting of mixture: write mixture\.zero_proportion=0\.9"),
         ("norms=keep", r"is a setting of coding: write coding\.norms=keep"),
-        ("vd.nonsense=1", "vd has no setting nonsense"),
+        ("vd.nonsense=1", r"vd has no setting nonsense; known: .*tau1, .*rate\.tau"),
         ("nowhere.tau1=1", "no part 'nowhere'; known: .*vd"),
         ("vd.tau1=-1", "vd.tau1 must be at least 0, not -1.0"),
         ("vd.tau1=nan", "vd.tau1 must be finite"),

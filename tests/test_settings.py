@@ -92,3 +92,8 @@ def test_override(name, text, value):
 def test_overrides_that_are_refused(name, text, message):
     with pytest.raises(RecipeError, match=message):
         override(Outer(), name, text, "outer")
+
+
+def test_who_misspells_a_setting_is_told_those_beside_it():
+    with pytest.raises(RecipeError, match=r"no setting speed; known: count, on, rate, far\.speed"):
+        override(Outer(), "speed", "1", "outer", ["far.speed"])

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, ModelUsageError
 
 __all__ = ["device_name", "local_rank", "processes_launched", "resolve_device"]
 
@@ -23,7 +23,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
     """`auto`: a GPU if there is one; one for each process of those launched together.
 
     Raises:
-        ModelError: there is no such device here.
+        ModelUsageError: there is no such device anywhere.
+        ModelError: there is none here.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +32,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
         device = f"cuda:{local_rank()}"
     try:
         resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ModelUsageError(f"there is no device {device!r}; give auto, cpu, cuda or cuda:1") from error
+    try:
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!s} can't be used here: {str(error).splitlines()[0]}") from error

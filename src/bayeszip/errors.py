@@ -4,13 +4,17 @@ __all__ = [
     "BayeszipError",
     "CheckpointError",
     "DataError",
+    "DataUsageError",
     "FormatError",
     "Interrupted",
     "ModelError",
+    "ModelUsageError",
     "OutputError",
+    "OutputUsageError",
     "RecipeError",
     "TargetError",
     "TrainingError",
+    "UsageError",
     "printable",
     "shown",
 ]
@@ -43,15 +47,30 @@ class BayeszipError(Exception):
         super().__init__("\n".join(map(printable, message.split("\n"))))
 
 
+class UsageError(BayeszipError):
+    """What was asked for can't be meant: a name that nobody knows, a wrong ending, options at odds with each other.
+
+    The command line ends with status 2 after one of these, with 1 after others.
+    """
+
+
 class DataError(BayeszipError):
     """A data set is missing, damaged or of the wrong form."""
+
+
+class DataUsageError(DataError, UsageError):
+    """No data set has this name."""
 
 
 class ModelError(BayeszipError):
     """A network can't be compressed, traced, or loaded into, as it is."""
 
 
-class RecipeError(BayeszipError):
+class ModelUsageError(ModelError, UsageError):
+    """No network, module, layer or device has this name, or no file of weights this ending."""
+
+
+class RecipeError(UsageError):
     """A recipe or one of its settings is unknown, out of range or contradicts another."""
 
 
@@ -92,3 +111,7 @@ class FormatError(BayeszipError):
 
 class OutputError(BayeszipError):
     """A file could not be written; whatever stood at its path before is still there."""
+
+
+class OutputUsageError(OutputError, UsageError):
+    """Nothing is written to files of this ending, or to a place of this kind."""

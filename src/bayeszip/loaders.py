@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bayeszip import data
-from bayeszip.errors import DataError, ModelError, RecipeError
+from bayeszip.errors import DataError, DataUsageError, ModelError, ModelUsageError, RecipeError
 from bayeszip.fitting import Likelihood, Metric, ResidentBatches
 from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.likelihood import LOSSES
@@ -33,9 +33,9 @@ class Loaders:
 
 
 def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) -> Loaders:
-    """Training and validation batches of data by name (see `data.load`) or of `module:factory`; no test set is opened.
+    """Training and validation batches of data by name (see `data.load`) or of `module:function`; no test set is opened.
 
-    `factory()` returns (train, validation[, test]) loaders; the third is not handed on.
+    `function()` returns (train, validation[, test]) loaders; the third is not handed on.
 
     Raises:
         DataError: the data is missing or damaged, or the factory returned something else.
@@ -66,7 +66,8 @@ def _is_built_in(spec: str) -> bool:
     if data.is_known(spec):
         return True
     if not all(spec.partition(":")):
-        raise DataError(f"unknown data {spec!r}; give mnist, cifar10, cifar10:FOLDER, idx:FOLDER or module:factory")
+        known = "mnist, cifar10, cifar10:FOLDER, idx:FOLDER or module:function"
+        raise DataUsageError(f"unknown data {spec!r}; give {known}")
     return False
 
 
@@ -126,7 +127,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         ModelError: it is another kind of file, or can't be read.
     """
     if Path(path).suffix != ".safetensors":
-        raise ModelError(f"{path}: weights are read from .safetensors files only; pickled ones can run code")
+        raise ModelUsageError(f"{path}: weights are read from .safetensors files only; pickled ones can run code")
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -10,7 +10,7 @@ from torch import nn
 
 from bayeszip import codec, graph
 from bayeszip.devices import resolve_device
-from bayeszip.errors import FormatError, ModelError, OutputError, RecipeError
+from bayeszip.errors import FormatError, ModelError, OutputUsageError, RecipeError
 from bayeszip.files import read_file, write_atomically
 from bayeszip.graph.proof import random_inputs
 from bayeszip.tensors import CompressedModel
@@ -72,7 +72,7 @@ def verify(
     blob, budget = read_file(path), codec.Budget.of(limits)
     model, description = codec.inspect(blob, budget)
     if codec.encode(model, description.coder, **description.options) != blob:
-        raise FormatError(f"{path} decodes, but encodes to other bytes: it was not written by bayeszip")
+        raise FormatError("the file decodes, but encodes to other bytes: it was not written by bayeszip")
     if model.graph is not None:
         graph.to_module(model, limits=budget)
     if against is None:
@@ -119,9 +119,9 @@ def export(
     model = read_model(path, budget)
     ending = Path(target).suffix
     if dense and ending != ".safetensors":
-        raise OutputError(f"{target}: dense tensors are exported to .safetensors only")
+        raise OutputUsageError(f"{target}: dense tensors are exported to .safetensors only")
     if ending != ".onnx" and (plain or input_names or output_names):
-        raise OutputError(f"{target}: names of inputs and outputs, and plain weights, are for .onnx only")
+        raise OutputUsageError(f"{target}: names of inputs and outputs, and plain weights, are for .onnx only")
     if ending == ".onnx":
         from bayeszip.graph.onnx import to_onnx
 
@@ -134,7 +134,8 @@ def export(
             tensors = {name: each.to(floating) if each.is_floating_point() else each for name, each in tensors.items()}
         write_atomically(target, to_safetensors(tensors))
     else:
-        raise OutputError(f"{target}: networks are exported to .onnx or .safetensors, not {ending or 'no ending'!r}")
+        found = repr(ending) if ending else "no ending"
+        raise OutputUsageError(f"{target}: networks are exported to .onnx or .safetensors, not {found}")
 
 
 def _floating(dtype: str | torch.dtype | None) -> torch.dtype | None:

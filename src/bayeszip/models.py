@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, ModelUsageError
 
 __all__ = ["BUILT_IN", "VGG16", "LeNet5", "LeNet300", "ResNet", "build", "build_seeded", "made_by", "named"]
 
@@ -208,10 +208,10 @@ def _initialize(layer: nn.Module) -> None:
 
 def _misfit(network: "LeNet300 | LeNet5 | ResNet | VGG16", images: Tensor) -> ModelError:
     made_for, given = (" × ".join(map(str, shape)) for shape in (network.input_shape, images.shape[1:]))
-    data = "MNIST" if network.input_shape == LeNet5.input_shape else "CIFAR-10"
+    data, name = ("MNIST", "mnist") if network.input_shape == LeNet5.input_shape else ("CIFAR-10", "cifar10")
     return ModelError(
         f"{type(network).__name__} is made for images of {made_for}, as in {data}, not of {given}; "
-        "choose other data or another network"
+        f"give it such images (--data {name}) or choose another network"
     )
 
 
@@ -238,7 +238,7 @@ def build(name: str) -> nn.Module:
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if not all(name.partition(":")):
-        raise ModelError(f"unknown model {name!r}; give {', '.join(BUILT_IN)} or module:factory")
+        raise ModelUsageError(f"unknown model {name!r}; give {', '.join(BUILT_IN)} or module:factory")
     network = made_by(name)
     if not isinstance(network, nn.Module):
         raise ModelError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
@@ -293,7 +293,7 @@ def _import(module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ModelError(
+            raise ModelUsageError(
                 f"there is no module {module_name!r}, neither installed nor in {os.getcwd()}; check its name"
             ) from error
         raise ModelError(f"importing {module_name} failed: {error}; install what it needs") from error
@@ -306,12 +306,12 @@ def _attribute(module: ModuleType, factory_name: str) -> Any:
         return reduce(getattr, factory_name.split("."), module)
     except AttributeError as error:
         where = f"module {module.__name__} ({module.__file__})"
-        raise ModelError(f"{where} has no {factory_name!r}; name a function or class in it") from error
+        raise ModelUsageError(f"{where} has no {factory_name!r}; name a function or class in it") from error
 
 
 def _called(factory: Any, name: str) -> Any:
     if not callable(factory):
-        raise ModelError(f"{name} is a {type(factory).__name__}, not a function or class to call")
+        raise ModelUsageError(f"{name} is a {type(factory).__name__}, not a function or class to call")
     try:
         return factory()
     except (Exception, SystemExit) as error:

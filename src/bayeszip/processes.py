@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from bayeszip.errors import BayeszipError, Interrupted, ModelError
+from bayeszip.errors import BayeszipError, Interrupted, ModelError, ModelUsageError
 
 __all__ = ["Outcome", "Workers", "side_by_side", "untouched_device"]
 
@@ -169,7 +169,7 @@ def untouched_device(device: str) -> str:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ModelError(f"there is no device {device!r}; give auto, cpu or cuda") from error
+        raise ModelUsageError(f"there is no device {device!r}; give auto, cpu, cuda or cuda:1") from error
     if kind == "cuda" and not available:
         raise ModelError(f"device {device} can't be used here: there is no CUDA device; give --device cpu")
     return device

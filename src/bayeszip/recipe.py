@@ -179,7 +179,9 @@ class Recipe:
         def changed(phase: Phase) -> Phase:
             if phase not in chosen:
                 return phase
-            return _with_term(phase, term, name, text) if term else override(phase, name, text, phase.name)
+            if term:
+                return _with_term(phase, term, name, text)
+            return override(phase, name, text, phase.name, [f"{kind}.{each.name}" for kind, each in _term_fields()])
 
         closing = self.closing
         if phase_name == "all" and name in REACHES_CLOSING:
@@ -287,14 +289,20 @@ def settings_help() -> list[tuple[str, str]]:
         ("mixture.", MixtureStart),
         ("quantization.", Quantization),
         ("coding.", Coding),
-        *((f"PHASE.{name}.", kind.Settings) for name, kind in KINDS.items() if not issubclass(Phase, kind.Settings)),
     ]
+    entries = [(prefix, entry) for prefix, part in parts for entry in dataclasses.fields(part)]
+    entries += [(f"PHASE.{term}.", entry) for term, entry in _term_fields()]
     return [
         (f"{prefix}{entry.name}", f"{entry.metadata['doc']} [{_default(entry)}]")
-        for prefix, part in parts
-        for entry in dataclasses.fields(part)
+        for prefix, entry in entries
         if entry.metadata
     ]
+
+
+def _term_fields() -> list[tuple[str, dataclasses.Field[Any]]]:
+    """Settings of the terms that a phase may have besides its own, with the names of the terms."""
+    further = {name: kind.Settings for name, kind in KINDS.items() if not issubclass(Phase, kind.Settings)}
+    return [(name, entry) for name, settings in further.items() for entry in dataclasses.fields(settings)]
 
 
 def _default(entry: dataclasses.Field[Any]) -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bayeszip.errors import RecipeError
@@ -77,11 +77,11 @@ def from_dict(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     return kind(**{name: _value_from(hints[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
-def override(settings: Any, name: str, text: str, where: str) -> Any:
-    """A copy of `settings` with one plain field read from `text`."""
+def override(settings: Any, name: str, text: str, where: str, beside: Sequence[str] = ()) -> Any:
+    """A copy of `settings` with one plain field read from `text`; who misspells it is told those `beside` these too."""
     hints = typing.get_type_hints(type(settings))
     plain = {field.name for field in dataclasses.fields(settings) if hints[field.name] in (bool, int, float, str)}
-    _refuse_unknown({name} - plain, plain, where)
+    _refuse_unknown({name} - plain, plain, where, beside)
     return dataclasses.replace(settings, **{name: _parse(hints[name], text, f"{where}.{name}")})
 
 
@@ -108,6 +108,7 @@ def _value_from(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _refuse_unknown(unknown: set[str], known: set[str], where: str) -> None:
+def _refuse_unknown(unknown: set[str], known: set[str], where: str, beside: Sequence[str] = ()) -> None:
     if unknown:
-        raise RecipeError(f"{where} has no setting {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
+        listed = ", ".join((*sorted(known), *beside))
+        raise RecipeError(f"{where} has no setting {', '.join(sorted(unknown))}; known: {listed}")

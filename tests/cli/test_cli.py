@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import typer
 
 import bayeszip
-from bayeszip.cli import main
+from bayeszip import cli
+from bayeszip.cli import COMMANDS, main
 
 NETS = """
 import torch
@@ -85,9 +87,9 @@ class Done(NamedTuple):
 def run(folder, monkeypatch, capsys):
     """The command line in this process: importing torch takes longer than most commands."""
 
-    def run(*arguments):
+    def run(*arguments, columns=200):
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr(sys, "argv", ["bayeszip", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             main()
@@ -203,10 +205,22 @@ def test_weights_come_from_safetensors(run, folder):
     [
         (["evaluate", "gone.bayz", "--data", "idx:images"], 1, "can't read gone.bayz"),
         (["info", "gone.bayz"], 1, "can't read gone.bayz"),
-        (["info", "nets.py"], 1, "bayeszip: "),
+        (["info", "nets.py"], 1, "bayeszip: nets.py: the file doesn't begin with"),
+        (["info", "nets.py", "--json"], 1, "bayeszip: nets.py: the file doesn't begin with"),
+        (["evaluate", "cut.bayz", "--data", "idx:images"], 1, "bayeszip: cut.bayz: "),
+        (["verify", "cut.bayz"], 1, "bayeszip: cut.bayz: "),
+        (["export", "cut.bayz", "x.onnx"], 1, "bayeszip: cut.bayz: "),
         (["evaluate", "net.bayz", "--data", "idx:gone"], 1, "gone"),
-        (["evaluate", "net.bayz", "--data", "cifar"], 1, "unknown data 'cifar'; give mnist"),
-        (compress_arguments("x.bayz", model="nets:gone"), 1, "has no 'gone'"),
+        (["evaluate", "net.bayz", "--data", "cifar"], 2, "idx:FOLDER or module:function"),
+        (["evaluate", "net.bayz", "--data", "idx:"], 2, "idx: needs a folder"),
+        (["evaluate", "net.bayz", "--data", "gone:loaders"], 2, "there is no module 'gone'"),
+        (["evaluate", "net.bayz", "--device", "gpu"], 2, "there is no device 'gpu'; give auto, cpu, cuda or cuda:1"),
+        (["export", "net.bayz", "x.tflite"], 2, "to .onnx or .safetensors, not '.tflite'"),
+        (["export", "net.bayz", "x"], 2, "to .onnx or .safetensors, not no ending"),
+        (["export", "net.bayz", "x.onnx", "--dense"], 2, "dense tensors are exported to .safetensors only"),
+        (compress_arguments("x.bayz", model="lenet"), 2, "unknown model 'lenet'"),
+        (compress_arguments("x.bayz", model="gone:net"), 2, "there is no module 'gone'"),
+        (compress_arguments("x.bayz", model="nets:gone"), 2, "has no 'gone'"),
         (
             [*compress_arguments("x.bayz", model="nets:broken")[:4], "--no-pretrain", "-o", "x.bayz"],
             1,
@@ -218,7 +232,7 @@ def test_weights_come_from_safetensors(run, folder):
         (["compress", "nets:tiny", "--recipe", "slow", "-o", "x.bayz"], 2, "no recipe 'slow'; known: quick"),
         (compress_arguments("gone/x.bayz"), 1, "gone"),
         (compress_arguments("images"), 1, "images"),
-        (compress_arguments("x.bayz", "--weights", "w.pt"), 1, "safetensors files only"),
+        (compress_arguments("x.bayz", "--weights", "w.pt"), 2, "safetensors files only"),
         (compress_arguments("x.bayz", "--weights", "gone.safetensors"), 1, "can't read gone.safetensors"),
         (["compress", "nets:tiny", "--data", "nets:not_loaders", "-o", "x.bayz"], 1, "must return (train, validation)"),
         (["compress", "nets:tiny"], 2, "say where to write the file, with -o; or only try, with --dry-run"),
@@ -226,17 +240,18 @@ def test_weights_come_from_safetensors(run, folder):
         (compress_arguments("x.bayz", "--rates", "1,-2"), 2, "quantization.rate must be"),
         (compress_arguments("x.bayz", "--rates", "1", "--max-bytes", "1k"), 2, "a target decides how small"),
         (compress_arguments("x.bayz", "--strength", "fc=much"), 2, "PATTERN=FACTOR, not 'fc=much'"),
-        (compress_arguments("x.bayz", "--exclude", "encoder"), 1, "no parameter or module is called 'encoder'"),
+        (compress_arguments("x.bayz", "--exclude", "encoder"), 2, "no parameter or module is called 'encoder'"),
         (["nonsense"], 2, "No such command"),
         (["compress", "nets:tiny", "-o", "x.bayz", "--seed", "minus"], 2, "--seed"),
     ],
 )
 def test_a_mistake_gets_a_line_and_no_traceback(run, folder, compressed, arguments, status, message):
+    (folder / "cut.bayz").write_bytes((folder / "net.bayz").read_bytes()[:-9])
     done = run(*arguments)
     assert done.returncode == status, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (folder / "x.bayz").exists()
+    assert not list(folder.glob("x*"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "longer labels", "wrong magic"])
@@ -297,6 +312,17 @@ def test_every_command_has_help_with_an_example(run):
         assert f"bayeszip {name}" in text.split("Options")[0].split("Example")[1]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_on_a_narrow_terminal_cuts_no_name(run, name):
+    rows = [line for line in run(name, "--help", columns=80).stdout.splitlines() if line.startswith("│")]
+    assert max(map(len, rows)) <= 80
+    words = {word for row in rows for word in row.split()}
+    params = typer.main.get_command(cli.app).commands[name].params
+    assert {option for param in params for option in param.opts + param.secondary_opts if "--" in option} <= words
+    assert "<bool>" not in words
+    assert str(2**63 - 1) not in "".join(rows)
+
+
 def test_version(run):
     assert run("--version").stdout == f"bayeszip {bayeszip.__version__}\n"
 
@@ -342,6 +368,26 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
     assert figures["seconds"] > 0
     assert "no file is below" in run(*arguments, "-o", "dry.bayz").stdout
     assert not (folder / "dry.bayz").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-bytes", "much"], "'much' is not a number of bytes"),
+        (["--max-bytes", "1k", "--min-ratio", "2"], "not max_bytes and min_ratio"),
+        (["--max-bytes", "1k", "--rates", "2"], "a target decides how small"),
+        (["--min-ratio", "0"], "min_ratio must be at least 1"),
+        (["--max-metric-drop", "1"], "name it with --metric"),
+        (["--metric", "nonsense"], "there is no metric 'nonsense'"),
+        (["--augment", "turn"], "augment can't be 'turn'"),
+        (["--mixed-precision", "fp4"], "mixed precision must be one of no, bf16, not fp4"),
+    ],
+)
+def test_a_dry_run_finds_the_typos_that_a_run_would(run, options, message):
+    done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not done.stdout
 
 
 def test_patterns_reach_the_record(run, folder):

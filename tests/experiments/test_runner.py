@@ -287,8 +287,8 @@ def test_the_command_shows_the_committed_records(command):
         (["table", "--sealed"], 2, "add --again DIR"),
         (["table", "--again", "out", "--seeds", "15:10"], 2, "write seeds as FIRST:END"),
         (["table", "--again", "out", "--only", "lenet-7"], 2, "no run of table has 'lenet-7' in its name"),
-        (["table", "--only", "lenet-7"], 1, "has no record with 'lenet-7'"),
-        (["table", "--again", "out", "--device", "gpu"], 1, "there is no device 'gpu'"),
+        (["table", "--only", "lenet-7"], 2, "has no record with 'lenet-7'"),
+        (["table", "--again", "out", "--device", "gpu"], 2, "there is no device 'gpu'"),
         (["table", "--again", "out", "--epochs-scale", "0"], 2, "must be greater than 0"),
         (["table", "--jobs", "0"], 2, "--jobs"),
         (["frieze"], 2, "frieze"),
@@ -301,6 +301,13 @@ def test_a_mistake_gets_a_line_and_no_traceback(command, tmp_path, monkeypatch, 
     assert code == status
     assert message in errors
     assert "Traceback" not in errors
+
+
+def test_an_experiment_without_records_says_so(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("bayeszip.experiments.pages.checkout", lambda: tmp_path)
+    status, _, errors = command("parts")
+    assert status == 1
+    assert "no run of parts has been recorded yet; --again DIR trains them" in errors
 
 
 def test_outside_a_checkout_it_trains_only(command, monkeypatch, tmp_path):

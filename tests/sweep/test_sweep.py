@@ -559,6 +559,7 @@ def _trials(storage):
     [
         (["--vary", "vd.nonsense=1:2"], 2, "no setting nonsense"),
         (["--vary", "vd.tau1=2:1"], 2, "is empty"),
+        (["--storage", "journal"], 2, "'journal' is no storage; give journal:FILE"),
         (["--storage", "sqlite:////gone/x.db"], 1, "sqlite:////gone/x.db can't be used"),
         (["--trials", "0"], 2, "--trials"),
         (["--data", "idx:gone"], 1, "gone"),

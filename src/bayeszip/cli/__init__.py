@@ -32,7 +32,7 @@ def main() -> None:
     """Entry point."""
     asked = sys.argv[1:2]
     if asked == ["info"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):
-        sys.exit(importlib.import_module("bayeszip.cli.contents").show(Path(sys.argv[2])))
+        sys.exit(importlib.import_module("bayeszip.cli.contents").show(file=Path(sys.argv[2])))
     _offering(asked if asked and asked[0] in COMMANDS else COMMANDS)()
 
 

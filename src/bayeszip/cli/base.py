@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from bayeszip import __version__
 from bayeszip.cli.guard import guarded
 
 __all__ = [
-    "AugmentOption",
     "DataOption",
     "DeviceOption",
     "FileArgument",
@@ -55,15 +55,6 @@ DataOption = Annotated[
         help="mnist, cifar10, cifar10:FOLDER, idx:FOLDER (IDX files), or module:function that returns loaders.",
     ),
 ]
-AugmentOption = Annotated[
-    str | None,
-    typer.Option(
-        "--augment",
-        metavar="HOW",
-        help="Change training images at random, each time anew: shift=2 (pixels), flip (left to right), affine=10 or "
-        "affine=10/0.1/0.1 (degrees/scale/shear), joined by commas.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 LossOption = Annotated[
     str | None,
@@ -83,8 +74,10 @@ MetricOption = Annotated[
         "that lower is better.",
     ),
 ]
-JobsOption = Annotated[int, typer.Option(min=1, help="How many runs to train at a time, each in its own process.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+JobsOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="How many runs to train at a time, each in its own process.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 RecipeOption = Annotated[str, typer.Option("--recipe", help="A name (`bayeszip recipes` lists them) or a JSON file.")]
 WeightsOption = Annotated[
     Path | None, typer.Option("--weights", help="Pretrained weights of MODEL, a .safetensors file.")
@@ -95,18 +88,38 @@ PretrainOption = Annotated[
         help="Train MODEL first. By default built-in networks are, unless --weights are given.", show_default=False
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of all random numbers.")]
+
+
+def _checked_seed(seed: int) -> int:
+    # Not as a range of the option: help would print it.
+    if not 0 <= seed < 2**63:
+        raise typer.BadParameter(f"a seed lies between 0 and {2**63 - 1}; {seed} does not")
+    return seed
+
+
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", callback=_checked_seed, help="Of all random numbers.")]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting of the recipe; may be repeated."),
+    typer.Option("--set", metavar="SETTING", help="Change a setting of the recipe: FIELD=VALUE; may be repeated."),
 ]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
+class _PlainFlags(TyperCommand):
+    """A command in whose help a flag is its name alone: the type that typer puts behind it says nothing."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        for each in params:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return params
+
+
 def command(function: Command) -> Command:
     """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
-    app.command()(guarded(function))
+    app.command(cls=_PlainFlags)(guarded(function))
     return function
 
 

@@ -6,12 +6,11 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bayeszip.cli.base import (
-    AugmentOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from bayeszip.fitting import Judge, Likelihood, Metric, Watcher
+    from bayeszip.fitting import Judge, Likelihood, Watcher
     from bayeszip.fitting.batches import Loader
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import Loaders
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
     from bayeszip.result import Result
 
 __all__ = ["compress"]
+
+
+#: Panels of the help: the columns of each are as wide as its own options need.
+_HOW_SMALL, _WHICH, _TRAINING, _RUN = "How small (one of these)", "Which weights", "Training", "The folder of the run"
 
 
 class Log(enum.StrEnum):
@@ -62,25 +65,43 @@ def compress(
     loss: LossOption = None,
     metric: MetricOption = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="The file has at most so many bytes: 3500, 20k, 1.5MB.", rich_help_panel=_HOW_SMALL
+        ),
     ] = None,
-    min_ratio: Annotated[float | None, typer.Option(help="Or it is at least so many times smaller.")] = None,
+    min_ratio: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="Or it is at least so many times smaller.", rich_help_panel=_HOW_SMALL),
+    ] = None,
     max_accuracy_drop: Annotated[
         float | None,
-        typer.Option(metavar="POINTS", help="Or it loses at most so many points of accuracy on the validation data."),
+        typer.Option(
+            metavar="POINTS",
+            help="Or it loses at most so many points of accuracy on the validation data.",
+            rich_help_panel=_HOW_SMALL,
+        ),
     ] = None,
     max_loss_increase: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Or its loss there grows by at most this share: 0.1 is a tenth."),
+        typer.Option(
+            metavar="SHARE",
+            help="Or its loss there grows by at most this share: 0.1 is a tenth.",
+            rich_help_panel=_HOW_SMALL,
+        ),
     ] = None,
     max_metric_drop: Annotated[
-        float | None, typer.Option(metavar="AMOUNT", help="Or its metric there worsens by at most so much.")
+        float | None,
+        typer.Option(
+            metavar="AMOUNT", help="Or its metric there worsens by at most so much.", rich_help_panel=_HOW_SMALL
+        ),
     ] = None,
     rates: Annotated[
         str | None,
         typer.Option(
             metavar="RATE,…",
-            help="From the same training a further file for each of these weights of a bit, such as 0.5,1,2,4: the "
+            rich_help_panel=_HOW_SMALL,
+            help="Or from the same training a further file for each of these weights of a bit, such as 0.5,1,2,4: the "
             "more, the smaller and the less accurate. They are called NAME-rate=2.bayz.",
         ),
     ] = None,
@@ -88,41 +109,78 @@ def compress(
         Path | None,
         typer.Option(
             "--run",
+            rich_help_panel=_RUN,
             help="A folder that receives the recipe, the training history, snapshots of the weights and the report, "
             "and meanwhile the checkpoints.",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder of --run, if there is one.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint in the folder of --run, if there is one.",
+            rich_help_panel=_RUN,
+        ),
     ] = False,
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(metavar="INTERVAL", help="How often to write one: 5m (the default), 90s, 10epochs, 500steps."),
+        typer.Option(
+            metavar="INTERVAL",
+            help="How often to write one: 5m (the default), 90s, 10epochs, 500steps.",
+            rich_help_panel=_RUN,
+        ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="How many checkpoints to keep; by default 2.")
+        int | None,
+        typer.Option(metavar="K", min=1, help="How many checkpoints to keep; by default 2.", rich_help_panel=_RUN),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Resume although recipe, versions, threads or data have changed.")
+        bool,
+        typer.Option(
+            "--force", help="Resume although recipe, versions, threads or data have changed.", rich_help_panel=_RUN
+        ),
     ] = False,
     log: Annotated[
-        Log | None, typer.Option("--log", help="Write logs for TensorBoard into the folder of --run.")
+        Log | None,
+        typer.Option("--log", help="Write logs for TensorBoard into the folder of --run.", rich_help_panel=_RUN),
     ] = None,
     mixed_precision: Annotated[
         str | None,
-        typer.Option(help="bf16 or no. By default as `accelerate launch` says, else no.", show_default=False),
+        typer.Option(
+            metavar="TYPE",
+            help="bf16 or no. By default as `accelerate launch` says, else no.",
+            rich_help_panel=_TRAINING,
+            show_default=False,
+        ),
     ] = None,
-    augment: AugmentOption = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Change training images at random, each time anew: shift=2 (pixels), flip (left to right), affine=10 "
+            "or affine=10/0.1/0.1 (degrees/scale/shear), joined by commas.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Prune only what this names, such as `encoder.*`; may be repeated."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Prune only what this names, such as `encoder.*`; may be repeated.",
+            rich_help_panel=_WHICH,
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Don't prune what this names; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Don't prune what this names; may be repeated.", rich_help_panel=_WHICH),
     ] = None,
     strength: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=FACTOR", help="Prune what this names so much more strongly; may be repeated."),
+        typer.Option(
+            metavar="STRENGTH",
+            help="PATTERN=FACTOR: prune what this names so much more strongly; may be repeated.",
+            rich_help_panel=_WHICH,
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -157,11 +215,18 @@ def compress(
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_test, named_loss
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.targets import parse_bytes
 
     chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
     _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
     further = _rates(rates)
+    goal = _goal(
+        max_bytes,
+        min_ratio=min_ratio,
+        max_accuracy_drop=max_accuracy_drop,
+        max_loss_increase=max_loss_increase,
+        max_metric_drop=max_metric_drop,
+    )
+    way = _way(chosen, goal, further, metric, augment, mixed_precision)
     if not dry_run:
         _check_places(output, run, further)
     checkpoints = _checkpointing(run, checkpoint_every, keep, force)
@@ -186,17 +251,10 @@ def compress(
             pretrain=pretrain,
             watcher=watcher,
             loss=judged_by,
-            metric=_metric(metric, max_metric_drop),
-            max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
-            min_ratio=min_ratio,
-            max_accuracy_drop=max_accuracy_drop,
-            max_loss_increase=max_loss_increase,
-            max_metric_drop=max_metric_drop,
-            rates=further,
             checkpoints=checkpoints,
             resume=resume,
-            mixed_precision=mixed_precision,
-            augment=augment,
+            **goal,
+            **way,
         )
     _deliver(result, test, output, run, as_json)
     leave()
@@ -212,12 +270,37 @@ def _network(model: str, seed: int, weights: Path | None) -> "nn.Module":
     return network
 
 
-def _metric(name: str | None, max_drop: float | None) -> "Metric | None":
-    from bayeszip.loaders import named_metric
+def _goal(max_bytes: str | None, **others: float | None) -> dict[str, Any]:
+    """The target as `compressing.compress` takes it."""
+    from bayeszip.targets import parse_bytes
 
-    if max_drop is not None and name is None:
+    return {"max_bytes": None if max_bytes is None else parse_bytes(max_bytes), **others}
+
+
+def _way(
+    recipe: "Recipe",
+    goal: dict[str, Any],
+    rates: Sequence[float],
+    metric: str | None,
+    augment: str | None,
+    mixed_precision: str | None,
+) -> dict[str, Any]:
+    """What else it takes from text; typos, and what contradicts the goal, are refused before any work is done."""
+    from bayeszip.ending import at_rates
+    from bayeszip.fitting.augmentation import Augmentation
+    from bayeszip.fitting.launch import known_precision
+    from bayeszip.loaders import named_metric
+    from bayeszip.targets import Target
+
+    at_rates(recipe, rates, Target.of(**goal))
+    if goal["max_metric_drop"] is not None and metric is None:
         raise RecipeError("--max-metric-drop is about a metric; name it with --metric")
-    return None if name is None else named_metric(name)
+    return {
+        "rates": rates,
+        "metric": None if metric is None else named_metric(metric),
+        "augment": None if augment is None else Augmentation.parse(augment),
+        "mixed_precision": known_precision(mixed_precision),
+    }
 
 
 def _strengths(given: list[str] | None) -> dict[str, float] | None:

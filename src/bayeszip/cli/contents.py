@@ -12,7 +12,7 @@ __all__ = ["show"]
 
 
 @guarded
-def show(file: Path, as_json: bool = False) -> None:
+def show(*, file: Path, as_json: bool = False) -> None:
     """Print what a file holds, and what takes how many bytes."""
     description = codec.describe(read_file(file))
     if as_json:

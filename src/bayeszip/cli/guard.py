@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from bayeszip.errors import BayeszipError, Interrupted, RecipeError
+from bayeszip.errors import BayeszipError, FormatError, Interrupted, UsageError
 
 __all__ = ["guarded"]
 
@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def guarded(function: Command) -> Command:
-    """`function`, whose errors end the process."""
+    """`function`, whose errors end the process; what is wrong with a file is said with its name, its option `file`."""
 
     @functools.wraps(function)
     def guarding(*args: Any, **options: Any) -> None:
@@ -26,8 +26,10 @@ def guarded(function: Command) -> Command:
             function(*args, **options)
         except Interrupted as error:
             _fail(str(error), 128 + error.signal)
+        except FormatError as error:
+            _fail(f"{options['file']}: {error}" if "file" in options else str(error), 1)
         except BayeszipError as error:
-            _fail(str(error), 2 if isinstance(error, RecipeError) else 1)
+            _fail(str(error), 2 if isinstance(error, UsageError) else 1)
         except KeyboardInterrupt as interrupt:
             _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
 

@@ -14,4 +14,4 @@ def info(file: FileArgument, as_json: JsonOption = False) -> None:
 
     `bayeszip info net.bayz`
     """
-    show(file, as_json)
+    show(file=file, as_json=as_json)

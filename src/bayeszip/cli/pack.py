@@ -52,6 +52,7 @@ def pack(
     components: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             max=2**16 - 1,
             help="Cluster each tensor to so many shared values besides 0, and keep the rest bit for bit.",

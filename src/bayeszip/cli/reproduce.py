@@ -109,7 +109,9 @@ def reproduce(
         folder = checkout() / "results" / experiment.name
         names = [name for name in read(folder) if named(name, only)]
         if not names:
-            raise DataError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
+            if only:
+                raise RecipeError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
+            raise DataError(f"no run of {experiment.name} has been recorded yet; --again DIR trains them")
         _show(experiment, folder, names)
         typer.echo(f"\n{len(names)} runs, from their records in {folder}; to train them yourself, add --again DIR")
         return

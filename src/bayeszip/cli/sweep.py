@@ -50,7 +50,7 @@ def sweep(
         ),
     ],
     trials: Annotated[
-        int, typer.Option("--trials", min=1, help="How many the study is to have, whoever runs them.")
+        int, typer.Option("--trials", metavar="N", min=1, help="How many the study is to have, whoever runs them.")
     ] = 20,
     storage: Annotated[
         str | None,
@@ -70,6 +70,7 @@ def sweep(
         float,
         typer.Option(
             "--prune-margin",
+            metavar="SHARE",
             min=0,
             help="End a trial that is worse than a finished one was at the same point by this share of its error and "
             "of its bytes; 0: never.",

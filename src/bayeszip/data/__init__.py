@@ -9,7 +9,7 @@ from bayeszip.data import cifar10, idx, mnist
 from bayeszip.data.idx import read_idx
 from bayeszip.data.published import Published, cache_folder
 from bayeszip.data.splits import SPLIT_SEED, Dataset, Split
-from bayeszip.errors import DataError
+from bayeszip.errors import DataError, DataUsageError
 
 __all__ = [
     "SPLIT_SEED",
@@ -88,7 +88,7 @@ def _located(spec: str, mirrors: Sequence[str] | None) -> Iterator[tuple[_Reader
     kind, colon, path = spec.partition(":")
     if colon and kind in _FOLDERS:
         if not path:
-            raise DataError(f"{kind}: needs a folder, as in {kind}:path/to/folder")
+            raise DataUsageError(f"{kind}: needs a folder, as in {kind}:path/to/folder")
         yield _FOLDERS[kind], Path(path).expanduser()
     elif spec in _PUBLISHED:
         published, reader = _PUBLISHED[spec]
@@ -100,4 +100,4 @@ def _located(spec: str, mirrors: Sequence[str] | None) -> Iterator[tuple[_Reader
                 raise
             raise DataError(f"{error}; delete {folder}, and {published.title} is downloaded again") from error
     else:
-        raise DataError(f"unknown data set {spec!r}; give mnist, cifar10, cifar10:FOLDER or idx:FOLDER")
+        raise DataUsageError(f"unknown data set {spec!r}; give mnist, cifar10, cifar10:FOLDER or idx:FOLDER")

@@ -10,7 +10,7 @@ from bayeszip.errors import RecipeError
 from bayeszip.fitting.distributed import ManyProcesses
 from bayeszip.fitting.engine import Engine, SingleProcess
 
-__all__ = ["is_main_process", "leave", "make_engine"]
+__all__ = ["is_main_process", "known_precision", "leave", "make_engine"]
 
 #: Adam's moments need no scaling of the loss with bf16, which has the range of float32; with fp16 they would.
 PRECISIONS = ("no", "bf16")
@@ -30,16 +30,25 @@ def make_engine(
         RecipeError: the precision is unknown, or the launcher is set to divide the network and not the data.
         ModelError: there are several processes, but accelerate is not installed.
     """
-    environment = os.environ
-    precision = mixed_precision or environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in PRECISIONS:
-        raise RecipeError(f"mixed precision must be one of {', '.join(PRECISIONS)}, not {precision}")
-    said = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    precision = known_precision(mixed_precision)
+    said = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if accumulate == 1 and said.isdigit():  # it may also be "auto"
         accumulate = max(1, int(said))
     if processes_launched() == 1:
         return SingleProcess(device, precision, accumulate)
     return ManyProcesses(device, precision, accumulate, seed)
+
+
+def known_precision(asked: str | None) -> str:
+    """What to compute in: as asked, else as the launcher says, else no other precision.
+
+    Raises:
+        RecipeError: it is unknown.
+    """
+    precision = asked or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in PRECISIONS:
+        raise RecipeError(f"mixed precision must be one of {', '.join(PRECISIONS)}, not {precision}")
+    return precision
 
 
 def is_main_process() -> bool:

@@ -64,8 +64,8 @@ def dense_state(model: CompressedModel, limits: Limits | Budget | None = None) -
     """
     if model.graph is not None and _NAME not in model.tensors and _parameters(model) != model.original_parameters:
         raise ModelError(
-            "the model was shrunk without storing which units survived: compress with their indices stored, or load it "
-            "without the original shapes"
+            "the model was shrunk without storing which units survived: compress with --set "
+            "coding.keep_indices=true, or load it without the original shapes"
         )
     kept, budget = surviving(model), Budget.of(limits)
     for name, masks in kept.items():

@@ -44,7 +44,7 @@ class Difference:
         return not self.worst <= self.rounding
 
     def __str__(self) -> str:
-        return f"outputs differ by {self.worst:.3g} of the largest, more than rounding ({self.rounding:.1g})"
+        return f"outputs differ by {self.worst:.3g} times the largest output; rounding explains {self.rounding:.1g}"
 
 
 def prove_same(

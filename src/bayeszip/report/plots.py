@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bayeszip.errors import ModelError, OutputError, printable
+from bayeszip.errors import ModelError, OutputUsageError, printable
 from bayeszip.files import create_folder, write_atomically
 from bayeszip.report.charts import mixture_counts, moment_name, short_count
 from bayeszip.report.contents import Contents
@@ -70,11 +70,12 @@ def write_curve(
 
     Raises:
         ModelError: matplotlib is not installed.
-        OutputError: the file can't be written, or is to be neither .png nor .svg.
+        OutputUsageError: the file is to be neither .png nor .svg.
+        OutputError: it can't be written.
     """
     ending = Path(path).suffix.removeprefix(".")
     if ending not in ("png", "svg"):
-        raise OutputError(f"a plot is written to .png or .svg, not {str(path)!r}")
+        raise OutputUsageError(f"a plot is written to .png or .svg, not {str(path)!r}")
     panels = [("weights moved by, %", errors, RED)]
     panels += [("accuracy, %", accuracies, BLUE)] if accuracies is not None else []
     with _styled() as new_figure:

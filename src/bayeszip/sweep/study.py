@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from bayeszip.errors import ModelError, OutputError, RecipeError
+from bayeszip.errors import ModelError, OutputError, OutputUsageError, RecipeError
 from bayeszip.fitting.checkpoint import differences
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _backend(storage: str) -> Any:
 
     kind, _, rest = storage.partition(":")
     if not rest:
-        raise OutputError(f"{storage!r} is no storage; give journal:FILE or a database such as sqlite:///FILE")
+        raise OutputUsageError(f"{storage!r} is no storage; give journal:FILE or a database such as sqlite:///FILE")
     if kind == "sqlite":
         # One worker writes at a time; the others wait for it.
         return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": 60}})

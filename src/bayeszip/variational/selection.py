@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bayeszip.errors import ModelError, RecipeError, shown
+from bayeszip.errors import ModelUsageError, RecipeError, shown
 from bayeszip.settings import check, positive, setting
 
 __all__ = ["Selection", "Strength"]
@@ -52,12 +52,13 @@ class Selection:
         """The strength of each of these parameters, or None: it is not to be compressed.
 
         Raises:
-            ModelError: a pattern matches none of them, so that it must be a mistake.
+            ModelUsageError: a pattern matches none of them, so that it must be a mistake.
         """
         for pattern in (*self.include, *self.exclude, *(each.pattern for each in self.strengths)):
             if not any(_matches(name, pattern) for name in names):
                 known = ", ".join(shown(name)[1:-1] for name in names[:5])
-                raise ModelError(f"no parameter or module is called {shown(pattern)}; there are, for example, {known}")
+                said = f"no parameter or module is called {shown(pattern)}; there are, for example, {known}"
+                raise ModelUsageError(said)
 
         def strength_of(name: str) -> float | None:
             left_out = self.include and not any(_matches(name, pattern) for pattern in self.include)
