@@ -15,8 +15,12 @@ from bayeszip.report.quoted import quoted_for
 ROOT = Path(__file__).resolve().parents[2]
 PEER = [
     {
-        **{"model": "vgg-16", "qp": qp, "nonweight_qp": -50, "bytes": size},
-        **{"accuracy": accuracy, "validation_accuracy": accuracy},
+        "model": "vgg-16",
+        "qp": qp,
+        "nonweight_qp": -50,
+        "bytes": size,
+        "accuracy": accuracy,
+        "validation_accuracy": accuracy,
     }
     for qp, size, accuracy in ((-20, 900_000, 0.93), (-14, 500_000, 0.9), (-8, 200_000, 0.1))
 ]
