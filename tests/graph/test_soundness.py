@@ -98,6 +98,16 @@ def test_types_are_checked_as_shapes_are():
         to_module(stated(Node("masked_fill", (1, 1))))
 
 
+def test_an_input_that_is_cast_is_checked_as_what_it_becomes():
+    """Attention reads the first input twice as the graph casts it, to float16, and once as it comes."""
+    taken = {"shape": (2, 3), "dtype": "float32", "computes_in": "float16"}
+    nodes = (Node("input", (0,), (), taken), Node("attention", (1, 1, 0), (), {"causal": False, "scale": 0.0}))
+    network = to_module(CompressedModel({}, Graph(1, nodes, (2,))))
+    with pytest.raises(FormatError, match="of one type"):
+        network(torch.ones(1, 2, 3))
+    assert network(torch.ones(1, 2, 3, dtype=torch.float16)).dtype == torch.float16
+
+
 def test_stored_numbers_pick_rows_that_exist():
     nodes = (Node("buffer", (), ("places",)), Node("take", (1, 2), (), {"dim": 1}))
     good = RawTensor(np.array([2, 0], dtype=np.int64), "int64")

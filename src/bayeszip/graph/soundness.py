@@ -318,8 +318,8 @@ def rehearse(
         rule, shape = RULES[step.op], _sizes(found[len(inputs) + position])
         own = [None if name is None else tensors[name] for name in step.tensors]
         if step.op == "input":
-            dtype = DTYPES[step.attributes["dtype"]]
-            values.append(_hollow(found[len(inputs) + position], floating if dtype.is_floating_point else dtype))
+            dtype = _type_of_input(step, own, values[step.inputs[0]], floating)
+            values.append(_hollow(found[len(inputs) + position], dtype))
             continue
         read = [value for value in (values[each] for each in step.inputs) if value is not None]
         kinds = [None if each is None else (each.shape, each.dtype) for each in (*read, *own)]
@@ -336,6 +336,18 @@ def rehearse(
         values.append(known[key])
         for value in step.last_used:
             values[value] = None
+
+
+def _type_of_input(
+    step: Step, own: Sequence[Tensor | None], given: Tensor | None, floating: torch.dtype
+) -> torch.dtype:
+    """The type that an input goes on with: of the tensor it is cast like, or as stated; uncast, as it comes."""
+    stated = DTYPES[step.attributes["dtype"]]
+    if own:
+        return stated if own[0] is None else own[0].dtype
+    if given is not None:
+        return given.dtype
+    return floating if stated.is_floating_point else stated
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
