@@ -235,8 +235,9 @@ _LINES = {
     "strangers": lambda r: [
         f"Strangers (`tests/abuse/strangers.py`): {r['files']:,} well-formed files, random graphs over all operators"
         " and random tensors of all kinds through encode, decode, verify, load, run, `into=`, export, `--dense`,"
-        f" report, `verify --against` and ONNX in child processes, under limits of memory and time: {len(r['faults'])}"
-        f" findings; {r['outcomes']['load: passed']:,} of them loaded and were run twice."
+        f" report, `verify --against` and ONNX in child processes, under limits of memory and time;"
+        f" {r['outcomes']['load: passed']:,} of them loaded and were run twice. Findings: {len(r['faults'])}.",
+        *(f"Found by seed {fault}" for fault in r["faults"]),
     ],
     "malformed": lambda r: [
         f"Malformed by hand: {r['files']} files, {len(r['wrong'])} with an unexpected error; slowest"
