@@ -252,7 +252,7 @@ def test_ctrl_c_while_saving_leaves_the_old_file(result, tmp_path, monkeypatch):
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(ModelError, match="device warp can't be used"):
+    with pytest.raises(ModelError, match="there is no device 'warp'"):
         bayeszip.compress(mlp(), batches(), recipe=QUICK, device="warp")
 
 
