@@ -439,6 +439,24 @@ def test_transposed_and_grouped_convolutions_have_units_too(tmp_path):
     torch.testing.assert_close(bayeszip.load(tmp_path / "net.bayz", into=network()).eval()(inputs), outputs)
 
 
+def test_symbols_that_are_free_in_the_closing_phase_fit_better():
+    def ended(reassign):
+        settings = QUICK.override("closing.epochs=20", f"reassign={reassign}", "closing.rate_theta=0.01")
+        return compress(mlp(), settings=settings, rates=(4,))
+
+    fixed, free = ended("false"), ended("true")
+    assert fixed.snapped == free.snapped
+    for one, other in zip((fixed, *fixed.others), (free, *free.others), strict=True):
+        assert other.figures.loss < one.figures.loss
+        kept = [sum(tensor.nonzero for tensor in each.compressed.tensors.values()) for each in (one, other)]
+        assert kept[1] <= kept[0]
+
+
+def test_a_budget_is_kept_where_symbols_are_free():
+    settings = QUICK.override("closing.epochs=20", "reassign=true", "closing.rate_theta=0.03")
+    assert compress(mlp(), settings=settings, max_bytes=330).bytes <= 330
+
+
 RATES = (4, 30.0, 1e3)
 
 

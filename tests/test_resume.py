@@ -194,6 +194,15 @@ def test_further_rates_are_taken_up(tmp_path):
     assert resumed.steps == ["values-rate=4"] * 3
 
 
+def test_free_symbols_are_taken_up(whole, tmp_path):
+    settings = QUICK.override("reassign=true", "closing.rate_theta=0.03")
+    expected = run(recipe=settings)
+    assert expected.blob != whole.blob
+    with pytest.raises(Crash):
+        run(tmp_path, watcher=Acting(STEPS - 2), recipe=settings)
+    assert run(tmp_path, resume=True, recipe=settings).blob == expected.blob
+
+
 def test_nothing_saved_yet_begins_at_the_start(whole, tmp_path):
     assert run(tmp_path / "new", resume=True).blob == whole.blob
 

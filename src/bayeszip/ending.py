@@ -15,12 +15,12 @@ from bayeszip.damage import SHARE
 from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
-from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.fitting.shared_values import FreeSymbols, SharedValues
 from bayeszip.graph.storable import parameter_count
 from bayeszip.packing.curvature import Curvature
 from bayeszip.packing.pack import pack
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Precision, Quantization, cluster, quantize, round_codebook
+from bayeszip.quantize import Precision, Quantization, cluster, quantize, with_values
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.snapping import by_curvature
@@ -303,14 +303,15 @@ class Ending:
     def _with_trained_values(
         self, network: nn.Module, quantized: Mapping[str, QuantizedTensor]
     ) -> Mapping[str, QuantizedTensor]:
-        """The closing step: the same symbols, better values."""
+        """The closing step: better values, by the same symbols or by those that are next to them."""
         nothing_to_train = len(next(iter(quantized.values())).codebook) == 1
         if self.close is None or not self.settings.closing.epochs or nothing_to_train:
             return quantized
-        shared = SharedValues(network, quantized)
+        shared = (FreeSymbols if self.settings.reassign else SharedValues)(network, quantized)
         self.close(network, quantized, shared)
-        codebook = round_codebook(shared.codebook(), self.settings.quantization.codebook_bits)
-        quantized = {name: dataclasses.replace(tensor, codebook=codebook) for name, tensor in quantized.items()}
+        chosen = shared.symbols()
+        moved = {name: dataclasses.replace(t, symbols=chosen.get(name, t.symbols)) for name, t in quantized.items()}
+        quantized = with_values(moved, shared.codebook(), self.settings.quantization.codebook_bits)
         write_weights(network, quantized)
         self._renew(network)
         return quantized

@@ -87,8 +87,12 @@ class Recipe:
     phases: tuple[Phase, ...] = ()
     mixture: MixtureStart = field(default_factory=MixtureStart)
     quantization: Quantization = field(default_factory=Quantization)
-    #: Trains the shared values with assignments fixed; 0 epochs: off.
+    #: Trains the shared values; 0 epochs: off.
     closing: Phase = _NO_CLOSING
+    reassign: bool = setting(
+        False,
+        "closing phase: weights that are not zero move on, and take the value next to them; off: they keep theirs",
+    )
     coding: Coding = field(default_factory=Coding)
 
     def __post_init__(self) -> None:
@@ -390,19 +394,21 @@ RECIPES: dict[str, Recipe] = _named(
             closing=_CLOSING,
         ),
         # For deep networks with normalization layers. They bear less noise, so that expected bits do what a stronger
-        # divergence would. Components reach to the weights' ends.
+        # divergence would. Components reach to the weights' ends. What is left has little to spare: it gains by moving
+        # on, without noise, when its zeros are settled.
         Recipe(
             name="deep",
             batch_size=256,
             start_size=0.05,
             pretraining=(_MOMENTUM,),
             phases=(
-                dataclasses.replace(_VD, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5, ramp=0.2)}),
-                dataclasses.replace(_VD_SWS, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5)}),
+                dataclasses.replace(_VD, epochs=85, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5, ramp=0.2)}),
+                dataclasses.replace(_VD_SWS, epochs=35, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5)}),
             ),
             mixture=MixtureStart(components=49, seeding="even"),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
-            closing=_CLOSING,
+            closing=dataclasses.replace(_CLOSING, epochs=20, rate_theta=3e-3),
+            reassign=True,
         ),
         Recipe(
             name="vd",

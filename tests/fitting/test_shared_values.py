@@ -1,4 +1,4 @@
-"""Shared values: the gradient against autograd through a gather, and training with assignments fixed."""
+"""Shared values: the gradient against autograd through a gather, and training with assignments fixed or free."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bayeszip.fitting import Phase, fit
-from bayeszip.fitting.shared_values import SharedValues
+from bayeszip.fitting.shared_values import FreeSymbols, SharedValues
 from bayeszip.tensors import QuantizedTensor
 
 CODEBOOK = np.array([0, -0.7, -0.2, 0.3, 0.9, 1.7], np.float32)
@@ -157,3 +157,73 @@ def test_scales_take_part_in_output_and_gradient():
     torch.testing.assert_close(output, expected)
     F.cross_entropy(expected, targets).backward()
     torch.testing.assert_close(shared.values.grad, values.grad, rtol=1e-5, atol=1e-7)
+
+
+def nearest(latents: np.ndarray, codebook: np.ndarray) -> np.ndarray:
+    return np.abs(latents[:, None] - codebook).argmin(1)
+
+
+def test_free_symbols_begin_as_they_are_with_the_gradient_of_shared_values():
+    network, tensors = build()
+    tensors["0.weight"] = replace(tensors["0.weight"], scale=QuantizedTensor([1] * 5, np.array([0, 3.0])))
+    fixed, free = SharedValues(network, tensors), FreeSymbols(network, tensors)
+    inputs, targets = torch.randn(16, 6), torch.randint(3, (16,))
+    for shared in (fixed, free):
+        F.cross_entropy(shared(inputs), targets).backward()
+    assert torch.equal(free(inputs), fixed(inputs))
+    torch.testing.assert_close(free.values.grad, fixed.values.grad, rtol=1e-5, atol=1e-7)
+    assert fixed.symbols() == {}
+    for name, symbols in free.symbols().items():
+        np.testing.assert_array_equal(symbols, tensors[name].symbols)
+
+
+def test_the_gradient_of_a_weight_is_that_of_its_latent():
+    network, tensors = build()
+    scale = np.array([3, 3, 3, 3, 3.0])
+    tensors["0.weight"] = replace(tensors["0.weight"], scale=QuantizedTensor([1] * 5, np.array([0, 3.0])))
+    free = FreeSymbols(network, tensors)
+    inputs, targets = torch.randn(16, 6), torch.randint(3, (16,))
+    F.cross_entropy(free(inputs), targets).backward()
+    weights = {name: torch.from_numpy(tensor.dequantize()).requires_grad_() for name, tensor in tensors.items()}
+    F.cross_entropy(torch.func.functional_call(network, weights, (inputs,)), targets).backward()
+    expected = [
+        (weight.grad * (torch.tensor(scale)[:, None] if name == "0.weight" else 1))[weight != 0]
+        for name, weight in weights.items()
+    ]
+    torch.testing.assert_close(free.latents.grad, torch.cat(expected).float(), rtol=1e-5, atol=1e-7)
+
+
+def test_weights_take_the_value_next_to_them_and_zeros_stay():
+    network, tensors = build()
+    free = FreeSymbols(network, tensors)
+    inputs = torch.randn(64, 6)
+    targets = (inputs[:, 0] > 0).long()
+    before = F.cross_entropy(free.eval()(inputs), targets).item()
+    fit(free, [(inputs, targets)], (Phase(name="values", epochs=40, noise=False, rate_theta=1e-2),), n_data=64)
+    assert F.cross_entropy(free(inputs), targets).item() < 0.8 * before
+    found, latents = free.symbols(), free.latents.detach().numpy()
+    kept = {name: tensor.symbols != 0 for name, tensor in tensors.items()}
+    chosen = np.concatenate([found[name][kept[name]] for name in tensors])
+    np.testing.assert_array_equal(chosen, nearest(latents, free.codebook()))
+    assert (chosen != np.concatenate([tensors[name].symbols[kept[name]] for name in tensors])).any()
+    assert all((found[name][~kept[name]] == 0).all() for name in tensors)
+    weights = {name: torch.from_numpy(free.codebook()[symbols]) for name, symbols in found.items()}
+    torch.testing.assert_close(free(inputs), torch.func.functional_call(network, weights, (inputs,)))
+
+
+def test_values_that_pass_each_other_are_still_found():
+    tensor = QuantizedTensor([[1, 2, 3, 0]], np.array([0, -1.0, 0.5, 2.0]))
+    free = FreeSymbols(nn.Linear(4, 1, bias=False), {"weight": tensor})
+    with torch.no_grad():
+        free.values.copy_(torch.tensor([3.0, -0.5, 1.0]))
+        free.latents.copy_(torch.tensor([2.4, 0.2, -0.4]))
+    assert free.symbols()["weight"].tolist() == [[1, 0, 2, 0]]
+    free(torch.eye(4)).sum().backward()
+    assert free.values.grad.tolist() == [1, 1, 0]
+
+
+def test_nothing_but_zeros_has_no_latents():
+    tensor = QuantizedTensor(np.zeros((3, 4), np.int64), CODEBOOK)
+    free = FreeSymbols(nn.Linear(4, 3, bias=False), {"weight": tensor})
+    assert not free(torch.randn(2, 4)).any()
+    assert not free.symbols()["weight"].any()

@@ -1,8 +1,12 @@
-"""The closing step: train the shared values themselves, with every weight's assignment fixed.
+"""The closing step: train the shared values themselves, every weight's assignment fixed or free.
 
 A weight is w_i = v[s_i] times the scale c_i of its row, if the tensor has scales, so the gradient of value k is
-Σ_{i: s_i=k} c_i ∂L/∂w_i. Only weights that are not zero take part; they are kept sorted by symbol, so that this sum
-runs over consecutive stretches: adding into a few bins instead is slow on a GPU.
+Σ_{i: s_i=k} c_i ∂L/∂w_i. Only weights that are not zero take part; they are sorted by symbol, so that this sum runs
+over consecutive stretches: adding into a few bins instead is slow on a GPU.
+
+Where assignments are free, each weight keeps a latent u_i, which begins at its value, and takes the value next to it:
+s_i = argmin_k |u_i − v_k|, zero included. Choosing has no gradient, so that of the weight is handed straight through
+(Bengio, Léonard, Courville 2013): ∂L/∂u_i := c_i ∂L/∂w_i.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -15,7 +19,7 @@ from torch.func import functional_call
 
 from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["Places", "SharedValues", "spread"]
+__all__ = ["FreeSymbols", "Places", "SharedValues", "spread"]
 
 
 class SharedValues(nn.Module):
@@ -43,11 +47,15 @@ class SharedValues(nn.Module):
         self._owners = _owners(network, tensors)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        shared = {name: spread(self.values, places) for name, places in self._places.items()}
+        shared = self._spread()
         shared |= {name: shared[name] * scales for name, scales in self._scales.items()}
         weights = {place: shared[name].to(dtype) for place, (name, dtype) in self._owners.items()}
         # Ties are resolved already: torch's own way does not restore a module that stands at two places.
         return functional_call(self._network[0], weights, inputs, named, tie_weights=False)
+
+    def _spread(self) -> dict[str, Tensor]:
+        """The weights, before their rows' scales."""
+        return {name: spread(self.values, places) for name, places in self._places.items()}
 
     def train(self, mode: bool = True) -> "SharedValues":
         self._network[0].train(mode)
@@ -60,6 +68,49 @@ class SharedValues(nn.Module):
     def codebook(self) -> np.ndarray:
         """The values as they are now, 0.0 in front."""
         return np.concatenate([[np.float32(0)], self.values.detach().cpu().numpy()])
+
+    def symbols(self) -> dict[str, np.ndarray]:
+        """Those that weights have now, by name; none where they keep what they had."""
+        return {}
+
+
+class FreeSymbols(SharedValues):
+    """The same with symbols that are free: a weight that is not zero moves on, and takes the value next to it."""
+
+    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor]) -> None:
+        super().__init__(network, tensors)
+        device, kept = self.values.device, {name: np.flatnonzero(tensor.symbols) for name, tensor in tensors.items()}
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self._kept = {name: torch.from_numpy(positions).to(device) for name, positions in kept.items()}
+        values = [tensor.codebook[tensor.symbols.ravel()[kept[name]]] for name, tensor in tensors.items()]
+        self.latents = nn.Parameter(torch.from_numpy(np.concatenate(values)).to(device))
+
+    def symbols(self) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            chosen = self._per_tensor(_nearest(self.latents, self.values))
+        symbols = {name: np.zeros(shape, np.int64) for name, shape in self._shapes.items()}
+        for name, own in chosen.items():
+            symbols[name].ravel()[self._kept[name].cpu().numpy()] = own.cpu().numpy()
+        return symbols
+
+    def _spread(self) -> dict[str, Tensor]:
+        taken: Tensor = _Take.apply(self.latents, self.values)
+        return {
+            name: own.new_zeros(int(np.prod(self._shapes[name], dtype=np.int64)))
+            .index_copy(0, self._kept[name], own)
+            .view(self._shapes[name])
+            for name, own in self._per_tensor(taken).items()
+        }
+
+    def _per_tensor(self, flat: Tensor) -> dict[str, Tensor]:
+        lengths = [len(positions) for positions in self._kept.values()]
+        return dict(zip(self._kept, flat.split(lengths), strict=True))
+
+
+def _nearest(latents: Tensor, values: Tensor) -> Tensor:
+    """For each latent the symbol of the value next to it; 0 is the value 0."""
+    ordered, order = torch.cat([values.new_zeros(1), values]).sort()
+    return order[torch.bucketize(latents, (ordered[1:] + ordered[:-1]) / 2)]
 
 
 def _owners(network: nn.Module, names: Container[str]) -> dict[str, tuple[str, torch.dtype]]:
@@ -111,3 +162,23 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
         gathered = outputs[0].reshape(-1).index_select(0, ctx.places.positions)
         return torch.segment_reduce(gathered, "sum", lengths=ctx.places.lengths, unsafe=True, initial=0.0), None
+
+
+class _Take(torch.autograd.Function):
+    """u, v → the value next to each latent; its gradient goes straight to the latent, and to the value it took."""
+
+    @staticmethod
+    def forward(ctx: Any, latents: Tensor, values: Tensor) -> Tensor:
+        symbols = _nearest(latents, values)
+        ctx.save_for_backward(symbols)
+        ctx.count = len(values)
+        return torch.cat([values.new_zeros(1), values])[symbols]
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor]:
+        (symbols,) = ctx.saved_tensors
+        ordered, order = symbols.sort()
+        ends = torch.searchsorted(ordered, torch.arange(ctx.count + 1, device=symbols.device), right=True)
+        lengths = ends.diff(prepend=ends.new_zeros(1))
+        sums = torch.segment_reduce(outputs[0][order], "sum", lengths=lengths, unsafe=True, initial=0.0)
+        return outputs[0], sums[1:]
