@@ -76,3 +76,17 @@ def test_the_report_names_what_is_not_pruned_and_why():
 def test_mistakes_are_told_as_compress_tells_them():
     with pytest.raises(ModelError, match="no parameter or module is called 'encoder'"):
         bayeszip.preview(network(), batches(), recipe=FEW, exclude=["encoder"])
+
+
+def test_a_teacher_and_validation_are_asked_about_a_few_batches():
+    seen = []
+
+    class Counting(nn.Sequential):
+        def forward(self, inputs):
+            seen.append(len(inputs))
+            return super().forward(inputs)
+
+    many = ResidentBatches(INPUTS.repeat(100, 1), LABELS.repeat(100), 16)
+    found = bayeszip.preview(Counting(*network()), many, val_loader=many, recipe=FEW, device="cpu", pretrain=True)
+    assert sum(seen) < many.n_examples
+    assert found.seconds > 0

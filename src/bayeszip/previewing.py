@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayeszip.compressing import converted, judged_examples, plain_network
 from bayeszip.devices import resolve_device
 from bayeszip.ending import Ending, at_rates
-from bayeszip.fitting import Figures, Fitting, Judge, Likelihood, Phase, count_examples, start_terms
+from bayeszip.fitting import Figures, Fitting, Judge, Likelihood, Phase, ResidentBatches, count_examples, start_terms
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_of
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
@@ -32,6 +32,8 @@ __all__ = ["Preview", "preview"]
 
 #: Steps that are timed, after as many that are not: the first ones choose kernels and make states.
 TIMED = 4
+#: Seconds after which fewer steps have to do.
+PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def preview(
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
         # Closing phases train the same network; their steps take no longer than those before them.
         closing = settings.closing.epochs * (1 + len(at_rates(settings, rates, None)))
-        phases = (*settings.phases, dataclasses.replace(settings.phases[-1], epochs=closing))
+        *phases, last = settings.phases
+        phases.append(dataclasses.replace(last, epochs=last.epochs + closing))
         starts = ending.starts(teacher)
         seconds += sum(clock.measure(network, phase, starts, teacher) for phase in phases if phase.epochs)
     return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware))
@@ -140,13 +143,15 @@ class _Clock:
 
         def at_rest(moment: Moment) -> None:
             moments.append((fitting.steps, time.perf_counter()))
-            if moment == "epoch" or fitting.steps >= 2 * TIMED:
+            is_slow = fitting.steps and moments[-1][1] - began > PATIENCE
+            if moment == "epoch" or fitting.steps >= 2 * TIMED or is_slow:
                 raise _Enough
 
         terms = start_terms(network, (phase,), starts)
         fitting = Fitting(
             network,
-            self.batches,
+            # A teacher is asked about all that there is, before the first step.
+            _first(self.batches, 2 * TIMED),
             (phase,),
             n_data=n_data,
             terms=terms,
@@ -158,7 +163,7 @@ class _Clock:
         with contextlib.suppress(_Enough):
             fitting.run()
         # Where there are too few steps to leave the first ones out, they count.
-        first = next((moment for moment in moments if moment[0] >= TIMED), (0, began))
+        first = next((moment for moment in moments if moment[0] >= min(TIMED, moments[-1][0] - 1)), (0, began))
         if moments[-1][0] <= first[0]:
             first = (0, began)
         a_step = (moments[-1][1] - first[1]) / (moments[-1][0] - first[0])
@@ -174,9 +179,15 @@ class _Clock:
     def _evaluation(self, network: nn.Module) -> float:
         if self.validation is None:
             return 0.0
-        began = time.perf_counter()
-        self.judge(network, self.validation)
-        return time.perf_counter() - began
+        few, began = _first(self.validation, TIMED), time.perf_counter()
+        self.judge(network, few)
+        parts = 1.0 if few is self.validation else count_examples(self.validation) / max(count_examples(few), 1)
+        return parts * (time.perf_counter() - began)
+
+
+def _first(batches: Loader, count: int) -> Loader:
+    """So many of the batches, where that can be had without going through them."""
+    return batches.first(count * batches.batch_size) if isinstance(batches, ResidentBatches) else batches
 
 
 def _duration(seconds: float) -> str:

@@ -109,6 +109,15 @@ class ResidentBatches:
         other.augment = augment
         return other
 
+    def first(self, examples: int) -> "ResidentBatches":
+        """Batches of the first examples alone, in orders of their own."""
+        other = copy.copy(self)
+        other.inputs, other.targets = self.inputs[:examples], self.targets[:examples]
+        other._generator = torch.Generator(self.inputs.device).manual_seed(0)
+        other.augmenting = torch.Generator(self.inputs.device).manual_seed(0)
+        other._skip = other._given = 0
+        return other
+
     def given(self, batches: int) -> None:
         """Note that this pass has given so many batches."""
         self._given = batches
