@@ -563,11 +563,15 @@ def _trials(storage):
         (["--storage", "sqlite:////gone/x.db"], 1, "sqlite:////gone/x.db can't be used"),
         (["--trials", "0"], 2, "--trials"),
         (["--data", "idx:gone"], 1, "gone"),
+        (["--data", "idx:gone", "--jobs", "2"], 1, "gone"),
+        (["--data", "mnsit"], 2, "mnsit"),
+        (["--weights", "gone.safetensors"], 1, "gone.safetensors"),
     ],
 )
 def test_a_mistake_gets_a_line_and_no_traceback(run, tmp_path, more, status, message):
     code, _, errors = run(*arguments(tmp_path / "out", 4, *more))
     assert code == status
+    assert "trial" not in errors.replace("--trials", "")
     assert message in errors
     assert "Traceback" not in errors
 
@@ -578,6 +582,13 @@ def test_trials_are_not_launched_in_many_processes(run, tmp_path, monkeypatch):
     code, _, errors = run(*arguments(tmp_path / "out", 4))
     assert code == 2
     assert "once for each GPU" in errors
+
+
+def test_an_unknown_model_is_told_before_anything_is_made(run, tmp_path):
+    code, _, errors = run(*arguments(tmp_path / "out", 4, model="lenet-6"))
+    assert code == 2
+    assert "lenet-6" in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_help_has_an_example(run):
@@ -621,8 +632,11 @@ def test_a_sweep_is_not_given_the_third_of_a_factory_s_loaders(folder, run, tmp_
     assert status == 0, errors
 
 
-def test_a_fault_of_all_workers_is_told_once(run, tmp_path):
-    status, _, errors = run(*arguments(tmp_path / "out", 9, "--data", "idx:gone", "--jobs", "2"))
+def test_a_fault_of_all_workers_is_told_once(folder, run, tmp_path):
+    fails = 'if multiprocessing.parent_process(): raise ValueError("lost")'
+    loaders = LOADERS.replace("torch.manual_seed(0)", fails)
+    (folder / "lost_on_the_way.py").write_text(f"import multiprocessing\n{loaders}")
+    status, _, errors = run(*arguments(tmp_path / "out", 9, "--data", "lost_on_the_way:loaders", "--jobs", "2"))
     assert status == 1
     assert "no trial succeeds; the last says: " in errors
     assert "Traceback" not in errors

@@ -1,7 +1,7 @@
 """`bayeszip sweep`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,9 +104,11 @@ def sweep(
     dimensions = parse_dimensions(vary, chosen)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
-    create_folder(folder)
     device = untouched_device(device) if jobs > 1 else str(resolve_device(device))
-    plan = Plan(chosen, dimensions, _Preparation(model, weights, data, seed, device), pretrain, seed, device, margin)
+    prepare = _Preparation(model, weights, data, seed, device)
+    replace(prepare, device="cpu")(chosen)  # what can't be had is told here, once, and not by every trial
+    create_folder(folder)
+    plan = Plan(chosen, dimensions, prepare, pretrain, seed, device, margin)
     facts = {"model": model, "data": data, "weights": None if weights is None else str(weights), **plan.facts()}
     share = _Share(plan, storage or f"journal:{folder / 'study.journal'}", facts, trials, folder, alone=jobs == 1)
     study = share.open()
