@@ -323,6 +323,10 @@ def test_help_on_a_narrow_terminal_cuts_no_name(run, name):
     assert str(2**63 - 1) not in "".join(rows)
 
 
+def test_help_of_all_has_no_types_of_flags(run):
+    assert "<bool>" not in run("--help").stdout
+
+
 def test_version(run):
     assert run("--version").stdout == f"bayeszip {bayeszip.__version__}\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from bayeszip import __version__
 from bayeszip.cli.guard import guarded
@@ -106,24 +106,32 @@ SettingsOption = Annotated[
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-class _PlainFlags(TyperCommand):
-    """A command in whose help a flag is its name alone: the type that typer puts behind it says nothing."""
+class _PlainFlags:
+    """In whose help a flag is its name alone: the type that typer puts behind it says nothing."""
 
     def get_params(self, ctx: Any) -> Any:
-        params = super().get_params(ctx)
+        params = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
             if getattr(each, "is_flag", False):
                 each.metavar = ""
         return params
 
 
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
+
+
 def command(function: Command) -> Command:
     """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
-    app.command(cls=_PlainFlags)(guarded(function))
+    app.command(cls=_Command)(guarded(function))
     return function
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(cls=_Group, invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         typer.echo(f"bayeszip {__version__}")
