@@ -76,6 +76,7 @@ class Way(NamedTuple):
 
 WAYS: dict[str, Way] = {
     "priced": Way("all.rate.tau=0.5 vd.rate.ramp=0.2", "with the rate term"),
+    "free": Way("reassign=true closing.epochs=20", "with symbols that are free in the closing phase"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 all.rate.tau=3 mixture.components=17"
         " all.distillation=0.9 all.distillation_temperature=4",
@@ -169,19 +170,20 @@ def variant_of(
     )
 
 
-#: Endings of a training on CIFAR-10; where there is little noise, a bit weighs little.
-_RATES, _TAUGHT_RATES = (0.25, 0.5, 1, 1.5, 2), (0.25, 0.5, 0.75, 1, 1.5)
+#: What a bit weighs in the endings of a training.
+_RATES = (0.25, 0.5, 0.75, 1, 1.5)
 
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
+    Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
-    Curve("resnet-8", True, (0.05,), ((0.05, 1),), _TAUGHT_RATES, "taught"),
-    Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
-    Curve("resnet-20", True, (0.05,), ((0.05, 1),), _TAUGHT_RATES, "taught"),
+    Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
+    Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES),
+    Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES),
     Curve("vgg-16", True, (0.2,), ((0.2, 0.25),), _RATES),
