@@ -74,12 +74,14 @@ class Way(NamedTuple):
     meaning: str
 
 
+_PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
 WAYS: dict[str, Way] = {
-    "priced": Way("all.rate.tau=0.5 vd.rate.ramp=0.2", "with the rate term"),
-    "free": Way("reassign=true closing.epochs=20", "with symbols that are free in the closing phase"),
+    "priced": Way(_PRICED, "with the rate term"),
+    "free": Way(_FREE, "with symbols that are free in the closing phase"),
+    "priced-free": Way(f"{_PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
     "taught": Way(
-        "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 all.rate.tau=3 mixture.components=17"
-        " all.distillation=0.9 all.distillation_temperature=4",
+        "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
+        " mixture.components=17 all.distillation=0.9 all.distillation_temperature=4",
         "with distillation of 0.9 and a rate term of 3",
     ),
 }
@@ -176,6 +178,7 @@ _RATES = (0.25, 0.5, 0.75, 1, 1.5)
 CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
+    Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
