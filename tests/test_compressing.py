@@ -452,6 +452,53 @@ def test_symbols_that_are_free_in_the_closing_phase_fit_better():
         assert kept[1] <= kept[0]
 
 
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.LSTM(6, 16, batch_first=True), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0][:, -1])
+
+
+class _Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+def _normed():
+    return nn.Sequential(nn.Conv1d(5, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(_Recurrent, "mse"), (_Attending, "cross-entropy"), (_normed, "cross-entropy")]
+)
+def test_symbols_are_free_in_networks_of_other_kinds(kind, loss, tmp_path):
+    torch.manual_seed(0)
+    network, inputs = kind(), torch.randn(256, 5, 6)
+    targets = inputs.mean((1, 2))[:, None] if loss == "mse" else (inputs[:, 0, 0] > 0).long()
+    data = [(inputs[rows : rows + 32], targets[rows : rows + 32]) for rows in range(0, 256, 32)]
+    settings = QUICK.override("closing.epochs=20", "reassign=true", "closing.rate_theta=0.01")
+    result = bayeszip.compress(
+        network,
+        data,
+        val_loader=data,
+        recipe=settings,
+        pretrain=True,
+        device="cpu",
+        watcher=Silent(),
+        loss=loss,
+        seed=0,
+    )
+    assert result.figures.loss < result.snapped.loss
+    result.save(tmp_path / "net.bayz")
+    assert torch.equal(bayeszip.load(tmp_path / "net.bayz")(inputs), result.model(inputs))
+
+
 def test_a_budget_is_kept_where_symbols_are_free():
     settings = QUICK.override("closing.epochs=20", "reassign=true", "closing.rate_theta=0.03")
     assert compress(mlp(), settings=settings, max_bytes=330).bytes <= 330

@@ -79,28 +79,27 @@ class FreeSymbols(SharedValues):
 
     def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor]) -> None:
         super().__init__(network, tensors)
-        device, kept = self.values.device, {name: np.flatnonzero(tensor.symbols) for name, tensor in tensors.items()}
-        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        self._kept = {name: torch.from_numpy(positions).to(device) for name, positions in kept.items()}
-        values = [tensor.codebook[tensor.symbols.ravel()[kept[name]]] for name, tensor in tensors.items()]
-        self.latents = nn.Parameter(torch.from_numpy(np.concatenate(values)).to(device))
+        self._kept = {name: places.positions.sort().values for name, places in self._places.items()}
+        start, places = self.values.detach(), self._places
+        latents = [spread(start, places[name]).ravel()[positions] for name, positions in self._kept.items()]
+        self.latents = nn.Parameter(torch.cat(latents))
 
     def symbols(self) -> dict[str, np.ndarray]:
         with torch.no_grad():
             chosen = self._per_tensor(_nearest(self.latents, self.values))
-        symbols = {name: np.zeros(shape, np.int64) for name, shape in self._shapes.items()}
+        symbols = {name: np.zeros(places.shape, np.int64) for name, places in self._places.items()}
         for name, own in chosen.items():
             symbols[name].ravel()[self._kept[name].cpu().numpy()] = own.cpu().numpy()
         return symbols
 
     def _spread(self) -> dict[str, Tensor]:
         taken: Tensor = _Take.apply(self.latents, self.values)
-        return {
-            name: own.new_zeros(int(np.prod(self._shapes[name], dtype=np.int64)))
-            .index_copy(0, self._kept[name], own)
-            .view(self._shapes[name])
-            for name, own in self._per_tensor(taken).items()
-        }
+        weights = {}
+        for name, own in self._per_tensor(taken).items():
+            shape = self._places[name].shape
+            zeros = own.new_zeros(int(np.prod(shape, dtype=np.int64)))
+            weights[name] = zeros.index_copy(0, self._kept[name], own).view(shape)
+        return weights
 
     def _per_tensor(self, flat: Tensor) -> dict[str, Tensor]:
         lengths = [len(positions) for positions in self._kept.values()]
