@@ -90,3 +90,8 @@ def test_a_teacher_and_validation_are_asked_about_a_few_batches():
     found = bayeszip.preview(Counting(*network()), many, val_loader=many, recipe=FEW, device="cpu", pretrain=True)
     assert sum(seen) < many.n_examples
     assert found.seconds > 0
+
+
+def test_a_recipe_of_pretraining_alone():
+    seen = bayeszip.preview(network(), batches(), recipe=recipe("l2").override("l2.epochs=2"), pretrain=True)
+    assert seen.seconds > 0

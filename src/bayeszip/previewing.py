@@ -116,8 +116,9 @@ def preview(
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
         # Closing phases train the same network; their steps take no longer than those before them.
         closing = settings.closing.epochs * (1 + len(at_rates(settings, rates, None)))
-        *phases, last = settings.phases
-        phases.append(dataclasses.replace(last, epochs=last.epochs + closing))
+        phases = list(settings.phases)
+        if phases:
+            phases[-1] = dataclasses.replace(phases[-1], epochs=phases[-1].epochs + closing)
         starts = ending.starts(teacher)
         seconds += sum(clock.measure(network, phase, starts, teacher) for phase in phases if phase.epochs)
     return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware))
@@ -143,7 +144,7 @@ class _Clock:
 
         def at_rest(moment: Moment) -> None:
             moments.append((fitting.steps, time.perf_counter()))
-            is_slow = fitting.steps and moments[-1][1] - began > PATIENCE
+            is_slow = fitting.steps > 0 and moments[-1][1] - began > PATIENCE
             if moment == "epoch" or fitting.steps >= 2 * TIMED or is_slow:
                 raise _Enough
 
