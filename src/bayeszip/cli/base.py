@@ -107,7 +107,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 class _PlainFlags:
-    """In whose help a flag is its name alone: the type that typer puts behind it says nothing."""
+    """A command, or all of them, in whose help a flag is its name alone: the type that typer adds says nothing."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
