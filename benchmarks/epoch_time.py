@@ -7,7 +7,8 @@ would take.
 
     python benchmarks/epoch_time.py [--batch 256] [--images 12800] [--seconds 150] [--device cuda] [-o epoch_time.json]
 
-With `-o` the figures are written as JSON: `benchmarks/epoch_time.json` is what RESULTS.md shows.
+With `-o` the figures are written as JSON: `benchmarks/epoch_time.json` is what RESULTS.md shows. Rows of other networks
+that the file has from the same device, torch, batch and images stay, so that networks can be measured one by one.
 """
 
 import argparse
@@ -173,6 +174,17 @@ def compared(rows: list[Row]) -> list[dict]:
     ]
 
 
+def with_other_networks(figures: dict, path: Path) -> dict:
+    """The figures, with rows of other networks that were measured in the same way and left in the file."""
+    if not path.exists():
+        return figures
+    before = json.loads(path.read_text())
+    if {**before, "rows": []} != {**figures, "rows": []}:
+        return figures
+    ours = {row["network"] for row in figures["rows"]}
+    return figures | {"rows": [row for row in before["rows"] if row["network"] not in ours] + figures["rows"]}
+
+
 def print_table(figures: dict) -> None:
     title = f"An epoch of 45,000 images, batch {figures['batch']}, {figures['device']}, torch {figures['torch']}"
     table = Table("network", "precision", "batches", "training", title=title)
@@ -205,7 +217,8 @@ def main(arguments: list[str] | None = None) -> None:
         "rows": compared(rows),
     }
     if chosen.output is not None:
-        chosen.output.write_text(json.dumps(figures, indent=1) + "\n")
+        kept = with_other_networks(figures, chosen.output)
+        chosen.output.write_text(json.dumps(kept, indent=1) + "\n")
     print_table(figures)
 
 

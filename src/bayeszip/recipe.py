@@ -405,7 +405,7 @@ RECIPES: dict[str, Recipe] = _named(
                 dataclasses.replace(_VD, epochs=85, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5, ramp=0.2)}),
                 dataclasses.replace(_VD_SWS, epochs=35, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5)}),
             ),
-            mixture=MixtureStart(components=49, seeding="even"),
+            mixture=MixtureStart(seeding="even"),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=dataclasses.replace(_CLOSING, epochs=20, rate_theta=3e-3),
             reassign=True,

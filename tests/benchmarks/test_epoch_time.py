@@ -12,7 +12,8 @@ Row, compared, main = MODULE["Row"], MODULE["compared"], MODULE["main"]
 
 def test_it_measures_every_row_on_a_cpu(tmp_path, capsys):
     path = tmp_path / "epochs.json"
-    main(["--device", "cpu", "--batch", "2", "--images", "4", "--networks", "resnet-8", "-o", str(path)])
+    small = ["--device", "cpu", "--batch", "2", "--images", "4", "--networks", "resnet-8", "--seconds", "3600"]
+    main([*small, "-o", str(path)])
     figures = json.loads(path.read_text())
     assert {(row["precision"], row["feed"], row["kind"]) for row in figures["rows"]} == {
         (precision, feed, kind)
@@ -37,6 +38,16 @@ def test_what_is_over_what():
     assert (handed["over_plain"], handed["over_resident"]) == (1.0, 2.0)
     assert late["over_plain"] is None
     assert late["failure"] == "out of time"
+
+
+def test_networks_can_be_measured_one_by_one(tmp_path):
+    path, about = tmp_path / "epochs.json", {"device": "a", "batch": 2}
+    join = MODULE["with_other_networks"]
+    first, second, anew = ({"network": name, "seconds": seconds} for name, seconds in (("n", 1), ("m", 2), ("n", 3)))
+    assert join({**about, "rows": [first]}, path)["rows"] == [first]
+    path.write_text(json.dumps({**about, "rows": [first, second]}))
+    assert join({**about, "rows": [anew]}, path)["rows"] == [second, anew]
+    assert join({**about, "device": "b", "rows": [anew]}, path)["rows"] == [anew]
 
 
 def test_a_row_that_fails_is_named_and_does_not_end_the_table(monkeypatch):

@@ -18,6 +18,7 @@ def on(settings):
         "rate-term": any(phase.terms["rate"].tau > 0 for phase in phases),
         "groups": any(phase.terms["groups"].tau > 0 for phase in phases),
         "seeding": settings.mixture.seeding == "even",
+        "reassign": settings.reassign,
     }
 
 
@@ -36,6 +37,12 @@ def test_they_are_run_on_seeds_that_no_curve_has_from_one_pretrained_network():
         own = [run for run in RUNS.values() if run.variant.model == ablated.model]
         assert len(own) == len(PARTS) * 2 * len(ablated.seeds)
         assert all(run.recipe.pretraining == own[0].recipe.pretraining for run in own)
+
+
+def test_their_epochs_are_a_share_of_the_recipe_s():
+    (run,) = (each for each in EXPERIMENTS["parts"].runs(epochs_scale=0.2) if each.name == "lenet-5-tau1=1-none-0")
+    epochs = [[phase.epochs for phase in each.recipe.scaled().phases] for each in (RUNS[run.name], run)]
+    assert epochs == [[50, 20], [10, 4]]
 
 
 def test_what_recipes_have_on_can_be_switched_off():

@@ -79,6 +79,7 @@ WAYS: dict[str, Way] = {
     "priced": Way(_PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
     "priced-free": Way(f"{_PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
+    "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
         " mixture.components=17 all.distillation=0.9 all.distillation_temperature=4",
@@ -182,14 +183,18 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
+    Curve("lenet-5", False, (0.7,), ((0.7, 0.5), (0.7, 1)), _RATES, "priced-free"),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
-    Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("lenet-5", True, (4, 8), ((4, 0.5), (8, 0.25), (8, 0.5), (8, 0.75)), _RATES, "free"),
+    Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
+    Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
-    Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES),
+    Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES),
-    Curve("vgg-16", True, (0.2,), ((0.2, 0.25),), _RATES),
+    Curve("vgg-16", True, (0.2,), ((0.2, 0.5),), _RATES),
 )
 
 

@@ -12,7 +12,7 @@ from bayeszip.experiments.runs import Variant
 __all__ = ["ABLATED", "PARTS", "SNAP", "Ablated", "part_variants"]
 
 #: Switches every part off, whatever a recipe has.
-_OFF = f"{AT_NO_RATE} all.rate.tau=0 all.groups.tau=0 mixture.seeding=quantiles"
+_OFF = f"{AT_NO_RATE} all.rate.tau=0 all.groups.tau=0 mixture.seeding=quantiles reassign=false closing.epochs=20"
 
 #: What a bit weighs where symbols are chosen by rate and distortion.
 SNAP = 0.5
@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "rate-term": ("all.rate.tau=0.5 vd.rate.ramp=0.2", "the rate term", "the rate term, and symbols so"),
     "groups": ("all.groups.tau=10 vd.groups.ramp=0.2", "the prior on units", "the prior on units, and symbols so"),
     "seeding": ("mixture.seeding=even", "components seeded evenly", "components seeded evenly, and symbols so"),
+    "reassign": ("reassign=true", "weights that move on at the end", "weights that move on, and symbols so"),
 }
 _TOGETHER = " ".join(settings for settings, *_ in PARTS.values() if settings)
 PARTS["all"] = (_TOGETHER, "all but symbols by rate and distortion", "all of them")
@@ -36,18 +37,21 @@ class Ablated:
         augmented: whether images are changed, in the pretraining too.
         strengths: two values of τ₁.
         seeds: those that it is run with.
+        length: how much of its recipe's epochs each training has, pretraining included. Parts are compared with each
+            other, and that many whole trainings would take days.
     """
 
     model: str
     augmented: bool
     strengths: tuple[float, float]
     seeds: tuple[int, ...]
+    length: float
 
 
 ABLATED = (
-    Ablated("lenet-300-100", False, (0.7, 1.4), tuple(range(5))),
-    Ablated("lenet-5", False, (1, 2), tuple(range(5))),
-    Ablated("resnet-20", True, (0.2, 0.5), (0, 1)),
+    Ablated("lenet-300-100", False, (0.7, 1.4), tuple(range(5)), 0.5),
+    Ablated("lenet-5", False, (1, 2), tuple(range(5)), 0.5),
+    Ablated("resnet-20", True, (0.2, 0.5), (0, 1), 0.25),
 )
 
 
@@ -57,7 +61,7 @@ def part_variants() -> tuple[Variant, ...]:
         variant_of(
             ablated.model,
             f"{ablated.model}-tau1={strength:g}-{part}",
-            f"all.tau1={strength:g} {_OFF} {settings}",
+            f"epochs_scale={ablated.length:g} all.tau1={strength:g} {_OFF} {settings}",
             augmented=ablated.augmented,
             meaning=meaning,
             seeds=ablated.seeds,

@@ -98,7 +98,7 @@ class Experiment:
             Run(
                 f"{variant.name}-{seed}",
                 variant,
-                recipe(variant.recipe).override(*variant.settings.split(), f"epochs_scale={epochs_scale}"),
+                _recipe_of(variant, epochs_scale),
                 seed,
                 self.sealed,
             )
@@ -109,6 +109,12 @@ class Experiment:
         if not chosen:
             raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
         return chosen
+
+
+def _recipe_of(variant: Variant, epochs_scale: float) -> Recipe:
+    """What a variant is trained by. Its own scale, where it has one, and this one multiply."""
+    settings = recipe(variant.recipe).override(*variant.settings.split())
+    return settings.override(f"epochs_scale={settings.epochs_scale * epochs_scale}")
 
 
 def named(name: str, only: str) -> bool:

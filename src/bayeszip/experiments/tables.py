@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich.table import Table
 
@@ -245,16 +246,23 @@ def frontier_table(records: Records) -> list[Grid]:
 
 
 def headline_table(records: Records) -> Grid:
-    """The points that the curves are quoted by."""
-    head = ("network", "trained", "τ₁", "seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
-    rows = []
-    for curve in CURVES:
-        for point, group in curve_groups(records, curve):
-            if point.is_headline:
-                figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group))
-                names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", _seeds(group))
-                rows.append((*names, *figures, _ratio(group)))
-    return Grid(head, tuple(rows))
+    """The points that the curves are quoted by; of each network, with augmentation and without, those of the front."""
+    figures = ("seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
+    rows: list[tuple[str, ...]] = []
+    for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented)):
+        held = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
+        rows += [headline["row"] for headline in front(filter(None, held))]
+    return Grid(("network", "trained", "τ₁", "weight of a bit", *figures), tuple(rows))
+
+
+def _headline(curve: Curve, point: Point, group: Records) -> Record | None:
+    """A point's row with the means that it is judged by, if it is a headline."""
+    if not point.is_headline:
+        return None
+    names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", f"{point.rate:g}", _seeds(group))
+    figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group), _ratio(group))
+    means = {name: statistics.mean(record[name] for record in group) for name in ("bytes", "validation_accuracy")}
+    return {**means, "row": (*names, *figures)}
 
 
 def curve_groups(records: Records, curve: Curve) -> list[tuple[Point, list[Record]]]:
