@@ -2,8 +2,9 @@
 
     python benchmarks/latency.py [FILE.bayz …] [-o benchmarks/latency.json]
 
-Files are of built-in networks. Without any, the first and the last headline of ResNet-20 and VGG-16 in results/frontier
-are measured, where they are, and a LeNet-5 of the paper's table. The original is the built-in network as a user has it:
+Files are of built-in networks. Without any, a LeNet-5 of the paper's table is measured, and where they are the first
+and the last headline of ResNet-20 and VGG-16 in results/frontier, and networks of results/parts with the prior on units
+and without. The original is the built-in network as a user has it:
 in torch its own class in eval mode, in onnxruntime what torch's exporter makes of it. With `-o` the figures are written
 as JSON: `benchmarks/latency.json` is what RESULTS.md shows.
 """
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from bayeszip import loading, models
 from bayeszip.experiments.curves import CURVES, UNTOUCHED
+from bayeszip.experiments.parts import ABLATED
 from bayeszip.experiments.records import file_of, read
 from bayeszip.graph.onnx import to_onnx
 
@@ -52,16 +54,28 @@ class Row:
 
 
 def default_files() -> list[Path]:
-    """The first and the last headline of ResNet-20 and of VGG-16, as far as they are there, and a LeNet-5."""
-    folder = ROOT / "results" / "frontier"
+    """The first and the last headline of ResNet-20 and of VGG-16, a LeNet-5, and what the prior on units makes of
+    networks beside none of the parts: as far as they are there."""
+    names = [
+        [f"{point.name}-{UNTOUCHED[0]}" for point in curve.points() if point.is_headline]
+        for curve in CURVES
+        if curve.model in ("resnet-20", "vgg-16") and curve.augmented and not curve.way
+    ]
+    held = [_held("frontier", each) for each in names]
+    parts = [
+        f"{ablated.model}-tau1={ablated.strengths[0]:g}-{part}-{ablated.seeds[0]}"
+        for ablated in ABLATED
+        for part in ("none", "groups")
+    ]
+    headlines = dict.fromkeys(path for paths in held for path in (*paths[:1], *paths[-1:]))
+    return [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz", *headlines, *_held("parts", parts)]
+
+
+def _held(experiment: str, names: list[str]) -> list[Path]:
+    """The files of those runs that have a record."""
+    folder = ROOT / "results" / experiment
     records = read(folder)
-    found = [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz"]
-    for curve in CURVES:
-        if curve.model in ("resnet-20", "vgg-16") and curve.augmented:
-            names = [f"{point.name}-{UNTOUCHED[0]}" for point in curve.points() if point.is_headline]
-            held = [file_of(folder, name) for name in names if name in records]
-            found += dict.fromkeys([*held[:1], *held[-1:]])
-    return found
+    return [file_of(folder, name) for name in names if name in records]
 
 
 def network_of(path: Path) -> str:

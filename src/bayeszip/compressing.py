@@ -148,7 +148,7 @@ def compress(
         resume: go on from the newest of `checkpoints`, if there is one. On a CPU the file is then, bit for bit, that of
             a run that was never interrupted.
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
-        augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,affine=10`,
+        augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,cutout=8`,
             an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
         include, exclude: patterns on the names of parameters and modules (`encoder.*`, `*.bias`, `fc1`): only what the
             former name is pruned and shared, and nothing that the latter do.

@@ -102,7 +102,7 @@ def test_a_line_joins_what_validation_images_choose_and_dots_are_test_accuracies
 
 def test_the_table_of_a_curve_begins_with_its_smallest_file_and_shows_headlines():
     (grid,) = frontier_table(made_up("vgg-16"))
-    assert grid.title == "VGG-16, with augmentation (`shift=4,flip`)"
+    assert grid.title == "VGG-16, with augmentation (`shift=4,flip,cutout=8`)"
     sizes = [int(row[5].strip("*").partition(" ")[0].replace(",", "")) for row in grid.rows]
     assert sizes == sorted(sizes)
     bold = [row for row in grid.rows if row[0].startswith("**")]

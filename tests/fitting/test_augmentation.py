@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.augmentation import Augmentation, augmented
 
-ALL = Augmentation(shift=2, flip=True, rotation=10, scale=0.1, shear=0.1)
+ALL = Augmentation(shift=2, flip=True, rotation=10, scale=0.1, shear=0.1, cutout=3)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -41,6 +41,7 @@ class TestText:
             ("shift=2,flip,affine=10", {"shift": 2, "flip": True, "rotation": 10.0}),
             ("affine=10/0.1/0.05", {"rotation": 10.0, "scale": 0.1, "shear": 0.05}),
             ("affine=0/0.1", {"scale": 0.1}),
+            ("cutout=8,flip", {"flip": True, "cutout": 8}),
             (" flip , shift=4 ", {"shift": 4, "flip": True}),
             ("none", {}),
             ("shift=0,affine=0", {}),
@@ -57,6 +58,7 @@ class TestText:
             rotation=st.floats(0, 180),
             scale=st.floats(0, 0.9),
             shear=st.floats(0, 1),
+            cutout=st.integers(0, 50),
         )
     )
     def test_back_from_text(self, augmentation):
@@ -85,6 +87,8 @@ class TestText:
             ("affine=ten", "not 'ten'"),
             ("affine=1/0.1/0.1/0.1", "not '1/0.1/0.1/0.1'"),
             ("affine=10/", "not '10/'"),
+            ("cutout=0.5", r"augment's cutout is a whole number of pixels, as in cutout=2, not '0\.5'"),
+            ("cutout=-1", r"augment\.cutout must be at least 0, not -1"),
             ("shift=-1", r"augment\.shift must be at least 0, not -1"),
             ("affine=nan", r"augment\.rotation must be finite"),
             ("affine=181", r"augment\.rotation must be between 0 and 180"),
@@ -142,6 +146,46 @@ class TestFlip:
         kept = (flipped == images).flatten(1).all(1)
         assert (mirrored ^ kept).all()
         assert abs(int(mirrored.sum()) - n / 2) < 5 * math.sqrt(n / 4)
+
+
+class TestCutout:
+    @pytest.mark.parametrize("side", [1, 4, 5])
+    def test_a_square_about_any_pixel_is_hidden(self, side):
+        n, height, width = 20_000, 9, 11
+        hidden = Augmentation(cutout=side).apply(torch.ones(n, 2, height, width), seeded()) == 0
+        assert torch.equal(hidden[:, 0], hidden[:, 1])
+        for line in (hidden[:, 0].any(2), hidden[:, 0].any(1)):  # rows, then columns
+            length = line.shape[1]
+            # Whole where its center is far enough from the edges, and cut off there: at least the center is inside.
+            first, last = line.float().argmax(1), length - 1 - line.flip(1).float().argmax(1)
+            assert torch.equal(line.sum(1), last - first + 1)
+            assert ((line.sum(1) == side) | (first == 0) | (last == length - 1)).all()
+            # Each place lies in it by chance: as many centers as bring it there, each as likely.
+            centers = torch.arange(length)
+            expected = (
+                torch.stack(
+                    [((place >= centers - side // 2) & (place < centers - side // 2 + side)).sum() for place in centers]
+                )
+                / length
+            )
+            error = 5 * (expected * (1 - expected) / n).sqrt() + 1e-9
+            assert ((line.float().mean(0) - expected).abs() < error).all()
+
+    def test_what_is_not_hidden_stays(self):
+        images = torch.rand(50, 3, 9, 11) + 1
+        changed = Augmentation(cutout=4).apply(images, seeded())
+        assert torch.equal(changed[changed != 0], images[changed != 0])
+        assert ((changed == 0).flatten(1).sum(1) <= 3 * 16).all()
+
+    def test_as_large_as_the_image_is_too_large(self):
+        with pytest.raises(RecipeError, match=r"augment\.cutout=9 could hide whole images of 9 × 11"):
+            Augmentation(cutout=9).apply(impulses(1, 4, 5))
+
+    def test_other_parts_draw_what_they_drew_without_it(self):
+        images, without = torch.rand(8, 1, 12, 12) + 1, Augmentation(shift=2, flip=True)
+        changed = Augmentation(shift=2, flip=True, cutout=4).apply(images, seeded())
+        expected = without.apply(images, seeded())
+        assert torch.equal(changed[changed != 0], expected[changed != 0])
 
 
 class TestAffine:

@@ -158,7 +158,7 @@ def compress(
         typer.Option(
             metavar="HOW",
             help="Change training images at random, each time anew: shift=2 (pixels), flip (left to right), affine=10 "
-            "or affine=10/0.1/0.1 (degrees/scale/shear), joined by commas.",
+            "or affine=10/0.1/0.1 (degrees/scale/shear), cutout=8 (pixels hidden), joined by commas.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,

@@ -8,6 +8,7 @@ background need a transform of their own.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,18 +24,19 @@ __all__ = ["Augmentation", "Transform", "augmented", "name_of"]
 #: from torch's global generator, if any.
 Transform = Callable[[Any], Any]
 
-_SYNTAX = "give parts such as shift=2, flip, affine=10 (degrees) or affine=10/0.1/0.1 (degrees/scale/shear)"
+_SYNTAX = "give parts such as shift=2, flip, affine=10 (degrees) or affine=10/0.1/0.1 (degrees/scale/shear), cutout=8"
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How images are changed: turned, scaled and sheared, then shifted and mirrored, each image by its own draw.
+    """How images are changed: turned, scaled and sheared, then shifted and mirrored, then hidden in part, each image by
+    its own draw.
 
-    In text `shift=2,flip,affine=10/0.1/0.05`, parts in any order, or `none`.
+    In text `shift=2,flip,affine=10/0.1/0.05,cutout=8`, parts in any order, or `none`.
 
     Example:
         >>> Augmentation.parse("affine=10, shift=1")
-        Augmentation(shift=1, flip=False, rotation=10.0, scale=0.0, shear=0.0)
+        Augmentation(shift=1, flip=False, rotation=10.0, scale=0.0, shear=0.0, cutout=0)
         >>> str(Augmentation(shift=4, flip=True))
         'shift=4,flip'
     """
@@ -44,6 +46,7 @@ class Augmentation:
     rotation: float = setting(0.0, "by at most so many degrees, either way", between(0, 180))
     scale: float = setting(0.0, "larger or smaller by at most this share", between(0, 0.9))
     shear: float = setting(0.0, "each row moves by at most this many pixels against the next", between(0, 1))
+    cutout: int = setting(0, "a square of so many pixels a side is hidden, about any pixel of the image", at_least(0))
 
     def __post_init__(self) -> None:
         check(self, "augment")
@@ -73,6 +76,7 @@ class Augmentation:
         while affine and not affine[-1]:
             affine.pop()
         parts += ["affine=" + "/".join(repr(value).removesuffix(".0") for value in affine)] if affine else []
+        parts += [f"cutout={self.cutout}"] if self.cutout else []
         return ",".join(parts) or "none"
 
     def apply(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -83,13 +87,15 @@ class Augmentation:
 
         Raises:
             DataError: `images` are no images, or bytes, of which zero may not be the background.
-            RecipeError: they are too small to be shifted so far.
+            RecipeError: they are too small to be shifted so far, or to have so much hidden.
         """
         self._check_images(images)
         if self.rotation or self.scale or self.shear:
             images = self._transformed(images, generator)
         if self.shift or self.flip:
             images = self._moved(images, generator)
+        if self.cutout:
+            images = self._hidden_in_part(images, generator)
         return images
 
     def _check_images(self, images: Tensor) -> None:
@@ -102,6 +108,9 @@ class Augmentation:
         if self.shift >= min(images.shape[2:]):
             size = " × ".join(map(str, images.shape[2:]))
             raise RecipeError(f"augment.shift={self.shift} would move images of {size} out of sight; choose less")
+        if self.cutout >= min(images.shape[2:]):
+            size = " × ".join(map(str, images.shape[2:]))
+            raise RecipeError(f"augment.cutout={self.cutout} could hide whole images of {size}; choose less")
 
     def _transformed(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         """Each image seen through a linear map about its center, values between pixels by bilinear interpolation.
@@ -137,6 +146,18 @@ class Augmentation:
         places = (rows[:, :, None] * padded.shape[3] + columns[:, None, :]).reshape(n, 1, height * width)
         return padded.flatten(2).gather(2, places.expand(-1, channels, -1)).view(images.shape)
 
+    def _hidden_in_part(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Each image with a square of zeros about one of its pixels, as far as that lies inside (DeVries and Taylor,
+        2017, "Improved Regularization of Convolutional Neural Networks with Cutout")."""
+        n, _, height, width = images.shape
+        inside = []
+        for size in (height, width):
+            center = torch.randint(0, size, (n, 1), generator=generator, device=images.device)
+            place = torch.arange(size, device=images.device) - center + self.cutout // 2
+            inside.append((place >= 0) & (place < self.cutout))
+        rows, columns = inside
+        return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
+
 
 def augmented(inputs: Any, augment: Augmentation | Transform | None, generator: torch.Generator | None) -> Any:
     """A batch of inputs as training is to see them; a user's transform is held to give as many as it was given.
@@ -170,11 +191,11 @@ def _rows(inputs: Any) -> list[int] | None:
     return [len(tensor) for tensor in tensors] if all(isinstance(t, Tensor) and t.ndim for t in tensors) else None
 
 
-def _shift(text: str) -> dict[str, Any]:
+def _pixels(name: str, text: str) -> dict[str, Any]:
     try:
-        return {"shift": int(text)}
+        return {name: int(text)}
     except ValueError:
-        raise RecipeError(f"augment's shift is a whole number of pixels, as in shift=2, not {text!r}") from None
+        raise RecipeError(f"augment's {name} is a whole number of pixels, as in {name}=2, not {text!r}") from None
 
 
 def _affine(text: str) -> dict[str, Any]:
@@ -190,7 +211,8 @@ def _affine(text: str) -> dict[str, Any]:
 
 #: Names of parts → the fields they set.
 _PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "shift": _shift,
+    "shift": partial(_pixels, "shift"),
     "flip": lambda _: {"flip": True},
     "affine": _affine,
+    "cutout": partial(_pixels, "cutout"),
 }
