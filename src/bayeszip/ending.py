@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
@@ -17,10 +16,11 @@ from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import FreeSymbols, SharedValues
 from bayeszip.graph.storable import parameter_count
+from bayeszip.packing.contents import CLUSTERS, clustered
 from bayeszip.packing.curvature import Curvature
 from bayeszip.packing.pack import pack
 from bayeszip.posterior import Posterior
-from bayeszip.quantize import Precision, Quantization, cluster, quantize, with_values
+from bayeszip.quantize import Quantization, quantize, with_values
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.snapping import by_curvature
@@ -51,12 +51,6 @@ __all__ = [
     "steering_towards",
 ]
 
-#: Shared values, besides 0, of a matrix that has no Gaussian weights.
-CLUSTERS = 64
-
-#: Shared values of a tensor of 16 bits are such as its own type can hold.
-_SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-
 
 def bytes_now(course: Course, settings: Recipe) -> int:
     """What the weights would take if they were quantized and coded now; the rest of a file not counted."""
@@ -72,12 +66,8 @@ def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarra
 
 
 def _clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
-    """The matrices among the tensors of a network that are no Gaussian weights, by shared values of their own."""
-    quantized = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() > CLUSTERS and tensor.isfinite().all():
-            quantized[name] = cluster(tensor.float().cpu().numpy(), CLUSTERS, _SHORT.get(tensor.dtype))
-    return quantized
+    """The matrices among the tensors of a network that are no Gaussian weights, if they have values to share."""
+    return clustered({name: tensor for name, tensor in tensors.items() if tensor.numel() > CLUSTERS})
 
 
 def check_trials(validation: object | None, target: object | None) -> None:

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from bayeszip import graph
-from bayeszip.quantize import Precision
+from bayeszip.quantize import Precision, cluster
+from bayeszip.tensors import QuantizedTensor
 
-__all__ = ["Contents", "contents_of", "is_matrix", "is_statistic", "precision_of"]
+__all__ = ["CLUSTERS", "Contents", "clustered", "contents_of", "is_matrix", "is_statistic"]
+
+#: Shared values, besides 0, of a matrix that nothing says more of: that was not trained to share any, or of a network
+#: whose error can't be told.
+CLUSTERS = 64
 
 #: Types of 16 bits: shared values are ones that they can hold, so that loading a tensor in its own type moves none.
 _SHORT: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -69,9 +74,13 @@ def contents_of(tensors: Mapping[str, Tensor], kept: Collection[str] = ()) -> Co
     )
 
 
-def precision_of(tensor: Tensor) -> Precision | None:
-    """The type of 16 bits that a tensor has; None: another."""
-    return _SHORT.get(tensor.dtype)
+def clustered(tensors: Mapping[str, Tensor], components: int = CLUSTERS) -> dict[str, QuantizedTensor]:
+    """The matrices among the tensors, by at most so many shared values of their own besides 0."""
+    return {
+        name: cluster(_values(tensor), components, _SHORT.get(tensor.dtype))
+        for name, tensor in tensors.items()
+        if is_matrix(tensor)
+    }
 
 
 def _matrix_name(bias: str) -> str:

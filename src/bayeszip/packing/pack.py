@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from bayeszip import codec, graph
 from bayeszip.errors import ModelError, RecipeError, TargetError
 from bayeszip.fitting.batches import Loader
-from bayeszip.packing.contents import Contents, contents_of, is_matrix, is_statistic, precision_of
+from bayeszip.packing.contents import Contents, clustered, contents_of, is_statistic
 from bayeszip.packing.curvature import curvatures
 from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_bytes
 from bayeszip.packing.pushing import Pushing
 from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
-from bayeszip.quantize import cluster
 from bayeszip.recipe import Coding
 from bayeszip.result import Form, Result, coded, coder_of, write_weights
 from bayeszip.tensors import CompressedModel, QuantizedTensor
@@ -30,9 +29,6 @@ AS_IT_IS = Coding(norms="keep")
 
 #: Factors and shifts of norms stand for rows of weights: they move by a part of what weights move by.
 NORMS = 0.1
-
-#: Shared values of a network whose error can't be told: all zero, or beyond what squares can hold.
-CLUSTERS = 64
 
 
 def pack(
@@ -79,12 +75,12 @@ def pack(
     exactly = components is not None or max_error is not None
     target = _Target(network, tensors, inputs, coding or (AS_IT_IS if exactly else None))
     if components is not None:
-        return target.code(_clustered(tensors, components))
+        return target.code(Trial(clustered(tensors, components), 0.0))
     contents = contents_of(tensors, () if max_error is not None else target.norms())
     if max_error is not None:
         return target.code(Trial(within_bounds(contents, max_error), 0.0))
-    if not 0 < contents.size() < math.inf:
-        return target.code(_clustered(tensors, CLUSTERS))
+    if not 0 < contents.size() < math.inf:  # all zero, or beyond what squares can hold
+        return target.code(Trial(clustered(tensors), 0.0))
     if calibration is not None and network is not None:
         found = curvatures(network, calibration)
         return target.reach(knob, contents, [Pushing(contents, found, target.knows_dependent)])
@@ -103,14 +99,6 @@ def _tensors_of(model: nn.Module | Mapping[str, Tensor]) -> tuple[nn.Module | No
     held = dict(network.named_parameters()) | statistics
     # Copies: the network takes quantized values, these stay.
     return network, {name: tensor.detach().clone() for name, tensor in held.items()}
-
-
-def _clustered(tensors: Mapping[str, Tensor], components: int) -> Trial:
-    quantized = {}
-    for name, tensor in tensors.items():
-        if is_matrix(tensor):
-            quantized[name] = cluster(tensor.detach().float().cpu().numpy(), components, precision_of(tensor))
-    return Trial(quantized, 0.0)
 
 
 class _Target:
