@@ -21,6 +21,7 @@ from bayeszip.fitting import Phase
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
 from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
+from bayeszip.variational.groups import GroupPrior, GroupSettings
 from bayeszip.variational.mixture import MixtureStart
 from bayeszip.variational.rate import Rate, RateSettings
 from bayeszip.variational.selection import Selection, Strength
@@ -392,6 +393,32 @@ RECIPES: dict[str, Recipe] = _named(
             mixture=MixtureStart(components=33),
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
+        ),
+        # All that goes beyond the paper: expected bits, a prior on whole units, components that reach to the weights'
+        # ends, and weights that move on when their zeros are settled.
+        Recipe(
+            name="smallest",
+            batch_size=256,
+            pretraining=(_L2,),
+            phases=(
+                dataclasses.replace(
+                    _VD,
+                    tau1=0.25,
+                    terms={
+                        Rate.name: RateSettings(tau=0.5, ramp=0.2),
+                        GroupPrior.name: GroupSettings(tau=10.0, ramp=0.2),
+                    },
+                ),
+                dataclasses.replace(
+                    _VD_SWS,
+                    tau1=0.25,
+                    terms={Rate.name: RateSettings(tau=0.5), GroupPrior.name: GroupSettings(tau=10.0)},
+                ),
+            ),
+            mixture=MixtureStart(seeding="even"),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            closing=dataclasses.replace(_CLOSING, epochs=20),
+            reassign=True,
         ),
         # For deep networks with normalization layers. They bear less noise, so that expected bits do what a stronger
         # divergence would. Components reach to the weights' ends. What is left has little to spare: it gains by moving

@@ -71,10 +71,11 @@ NETWORKS: dict[str, Network] = {
 
 
 class Way(NamedTuple):
-    """Another way of training: what is set, and what that is in words."""
+    """Another way of training: what is set, what that is in words, and by which recipe, if not by the network's."""
 
     settings: str
     meaning: str
+    recipe: str = ""
 
 
 _PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
@@ -82,10 +83,7 @@ WAYS: dict[str, Way] = {
     "priced": Way(_PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
     "priced-free": Way(f"{_PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
-    "all": Way(
-        f"{_PRICED} all.groups.tau=10 vd.groups.ramp=0.2 mixture.seeding=even {_FREE}",
-        "with all that goes beyond the paper",
-    ),
+    "smallest": Way("", "by the recipe `smallest`", "smallest"),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
@@ -145,11 +143,13 @@ class Curve:
 
     def _variant(self, strength: float) -> Variant:
         name, settings = f"{self.name}-tau1={strength:g}", f"{AT_NO_RATE} all.tau1={strength:g}"
-        settings += f" {WAYS[self.way].settings}" if self.way else ""
+        way = WAYS.get(self.way, Way("", ""))
+        settings += f" {way.settings}"
         quoted = tuple(rate for at, rate in self.headlines if at == strength)
         seeds = UNTOUCHED[: NETWORKS[self.model].seeds if quoted else 1]
         variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
-        return replace(variant, rates=self.rates, later_rates=tuple(filter(None, quoted)))
+        later = tuple(filter(None, quoted))
+        return replace(variant, recipe=way.recipe or variant.recipe, rates=self.rates, later_rates=later)
 
     def points(self) -> tuple[Point, ...]:
         """All that its trainings end in."""
@@ -187,7 +187,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
     Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free"),
-    Curve("lenet-300-100", False, (0.25,), ((0.25, 0), (0.25, 0.5)), _RATES, "all"),
+    Curve("lenet-300-100", False, (0.25,), ((0.25, 0), (0.25, 0.5)), _RATES, "smallest"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
