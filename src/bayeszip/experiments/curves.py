@@ -64,7 +64,14 @@ NETWORKS: dict[str, Network] = {
     "resnet-20": Network("ResNet-20", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
     # Large enough to learn images by heart.
     "resnet-20-4": Network(
-        "ResNet-20-4", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip,cutout=8", 3, "bf16"
+        "ResNet-20-4",
+        "cifar10",
+        "l2.rate_theta=0.1",
+        "deep",
+        "epochs_scale=0.6",
+        "shift=4,flip,cutout=8",
+        3,
+        "bf16",
     ),
     "vgg-16": Network("VGG-16", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip,cutout=8", 3, "bf16"),
 }
