@@ -37,43 +37,49 @@ class Network:
     Args:
         title: how pages call it.
         data: what it is trained on, as `--data` names it.
-        pretraining: settings of the pretraining, as `--set` takes them: its phase is called `l2`.
         recipe: by which it is compressed.
-        settings: what is changed in it.
         augment: how images are changed, as `--augment` takes it, in the runs with augmentation.
         seeds: how many a headline has.
+        pretraining: settings of the pretraining, as `--set` takes them: its phase is called `l2`.
+        augment_before: how images are changed in the pretraining, if otherwise.
+        settings: what is changed in the recipe.
         mixed_precision: as `--mixed-precision` takes it.
     """
 
     title: str
     data: str
-    pretraining: str
     recipe: str
-    settings: str
     augment: str
     seeds: int
+    pretraining: str = ""
+    augment_before: str = ""
+    settings: str = ""
     mixed_precision: str | None = None
 
 
+_CIFAR = Network("", data="cifar10", recipe="deep", augment="shift=4,flip", seeds=3, mixed_precision="bf16")
+_MNIST = Network("", data="mnist", recipe="vd+sws", settings="mixture.components=17", augment="", seeds=5)
+
 NETWORKS: dict[str, Network] = {
-    "lenet-300-100": Network(
-        "LeNet-300-100", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=5/0.05", 5
+    "lenet-300-100": replace(_MNIST, title="LeNet-300-100", augment="shift=1,affine=5/0.05"),
+    "lenet-5": replace(_MNIST, title="LeNet-5", augment="shift=1,affine=10/0.1/0.1"),
+    "resnet-8": replace(_CIFAR, title="ResNet-8"),
+    "resnet-20": replace(_CIFAR, title="ResNet-20"),
+    # Large enough to learn images by heart, until most of their weights are gone.
+    "resnet-20-4": replace(
+        _CIFAR,
+        title="ResNet-20-4",
+        pretraining="l2.rate_theta=0.1 l2.epochs=110",
+        augment_before="shift=4,flip,cutout=8",
+        settings="vd+sws.epochs=15",
     ),
-    "lenet-5": Network("LeNet-5", "mnist", "", "vd+sws", "mixture.components=17", "shift=1,affine=10/0.1/0.1", 5),
-    "resnet-8": Network("ResNet-8", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
-    "resnet-20": Network("ResNet-20", "cifar10", "", "deep", "", "shift=4,flip", 3, "bf16"),
-    # Large enough to learn images by heart.
-    "resnet-20-4": Network(
-        "ResNet-20-4",
-        "cifar10",
-        "l2.rate_theta=0.1",
-        "deep",
-        "epochs_scale=0.6",
-        "shift=4,flip,cutout=8",
-        3,
-        "bf16",
+    "vgg-16": replace(
+        _CIFAR,
+        title="VGG-16",
+        pretraining="l2.rate_theta=0.1 l2.epochs=112",
+        augment_before="shift=4,flip,cutout=16",
+        settings="vd+sws.epochs=15",
     ),
-    "vgg-16": Network("VGG-16", "cifar10", "l2.rate_theta=0.1", "deep", "", "shift=4,flip,cutout=8", 3, "bf16"),
 }
 
 
@@ -86,11 +92,18 @@ class Way(NamedTuple):
 
 
 _PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
+#: The pretraining and the closing phase are as long as elsewhere.
+_LONGER = "epochs_scale=2 l2.epochs=20 closing.epochs=10"
 WAYS: dict[str, Way] = {
     "priced": Way(_PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
     "priced-free": Way(f"{_PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
+    "longer": Way(f"{_PRICED} {_FREE} {_LONGER}", "with the rate term and free symbols, trained twice as long"),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
+    "shorter": Way(
+        "epochs_scale=0.7 l2.epochs=160 vd+sws.epochs=35 vd.rate_log_sigma2=0.0014", "with 0.7 of the epochs"
+    ),
+    "half": Way("epochs_scale=0.5 l2.epochs=120 vd+sws.epochs=35 vd.rate_log_sigma2=0.002", "with half of the epochs"),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
@@ -172,7 +185,7 @@ def variant_of(
 ) -> Variant:
     """A variant of a network as `NETWORKS` has it, with further settings."""
     network = NETWORKS[model]
-    augment = network.augment if augmented else None
+    augment, before = (network.augment, network.augment_before or network.augment) if augmented else (None, None)
     return Variant(
         name,
         model,
@@ -181,7 +194,7 @@ def variant_of(
         meaning=meaning,
         data=network.data,
         augment=augment,
-        augment_before=augment,
+        augment_before=before,
         mixed_precision=network.mixed_precision,
         seeds=seeds,
     )
@@ -194,6 +207,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
     Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free"),
+    Curve("lenet-300-100", False, (0.35,), ((0.35, 0), (0.35, 0.25), (0.35, 0.5)), _RATES, "longer"),
     Curve("lenet-300-100", False, (0.25,), ((0.25, 0), (0.25, 0.5)), _RATES, "smallest"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
@@ -208,8 +222,10 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
-    Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES),
-    Curve("vgg-16", True, (0.2,), ((0.2, 0.5),), _RATES),
+    Curve("resnet-20-4", True, (0.15,), ((0.15, 0.25), (0.15, 0.5)), _RATES),
+    Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
+    Curve("vgg-16", True, (0.1,), ((0.1, 0.25), (0.1, 0.5)), _RATES),
+    Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
 )
 
 
