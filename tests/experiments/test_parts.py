@@ -45,6 +45,14 @@ def test_their_epochs_are_a_share_of_the_recipe_s():
     assert epochs == [[50, 20], [10, 4]]
 
 
+def test_all_of_them_are_the_recipe_smallest():
+    together, smallest = RUNS["lenet-5-tau1=1-all-0"].recipe, recipe("smallest")
+    assert [phase.terms for phase in together.phases] == [phase.terms for phase in smallest.phases]
+    assert together.mixture == smallest.mixture
+    assert together.reassign == smallest.reassign
+    assert together.closing == smallest.closing
+
+
 def test_what_recipes_have_on_can_be_switched_off():
     settings = RUNS["lenet-5-tau1=1-all-0"].recipe
     off = RUNS["lenet-5-tau1=1-none-0"].variant.settings.partition("all.tau1=1 ")[2].split()

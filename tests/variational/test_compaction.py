@@ -81,6 +81,45 @@ def test_the_same_function_of_fewer_weights(name):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_widths_are_multiples_of_what_hardware_likes(name):
+    build, shape = CASES[name]
+    network = pruned(build)
+    widths = [tuple(layer.weight.shape[:2]) for layer in network.modules() if hasattr(layer, "live")]
+    reference = zeroed(network).eval()
+    assert compact(network, LIMIT, nothing, multiple_of=4)
+    found = [tuple(layer.weight.shape[:2]) for layer in network.modules() if hasattr(layer, "live")]
+    assert found != widths
+    for now, before in zip(found, widths, strict=True):
+        assert all(new % 4 == 0 or new == old for new, old in zip(now, before, strict=True))
+    # Dead weights that fill a block up are as they were: noise about values next to nothing.
+    alive = zeroed(network).eval()
+    inputs = torch.randn(shape)
+    torch.testing.assert_close(alive(inputs), reference(inputs), rtol=1e-4, atol=1e-5)
+    assert not compact(network, LIMIT, nothing, multiple_of=4)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_are_those_of_the_whole_layer_without_its_dead_part(memory_format):
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(6, 8, 3)).to(torch.float64)
+    to_variational(layer, log_sigma2=-30.0)
+    with torch.no_grad():
+        layer[0].weight_log_sigma2[[1, 4]] = layer[0].weight_log_sigma2[:, [0, 2, 5]] = 30.0
+        layer[0].bias_log_sigma2[[1, 4]] = 30.0
+    whole = zeroed(layer).eval()
+    compact(layer.eval(), LIMIT, nothing)
+    assert layer[0].weight.shape[:2] == (6, 3)
+    images = torch.randn(4, 6, 7, 7, dtype=torch.float64).to(memory_format=memory_format)
+    ours, theirs = images.clone().requires_grad_(), images.clone().requires_grad_()
+    weights = torch.randn(4, 8, 5, 5, dtype=torch.float64)
+    (layer(ours).pow(3) * weights).sum().backward()
+    (whole(theirs).pow(3) * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    live = layer[0].live
+    torch.testing.assert_close(layer[0].weight.grad, whole[0].weight.grad[live.rows][:, live.columns])
+
+
 def test_again_as_more_is_pruned():
     network = pruned(LeNet300)
     compact(network, LIMIT, nothing)

@@ -57,6 +57,9 @@ Moment = Literal["step", "epoch", "phase"]
 #: Replayed steps between two looks at the progress: a replay takes less time than a look.
 STEPS_A_LOOK = 50
 
+#: A GPU multiplies in blocks of so many channels; between two multiples it is slower than at the next.
+GPU_BLOCKS = 8
+
 #: Factor on all learning rates after something was not finite.
 SLOWER = 0.5
 
@@ -296,7 +299,9 @@ class Fitting:
             self._epoch_began = time.perf_counter()
         self._good = snapshot(self.state_dict(), self._good)
         if phase.compact_every and self.epoch and self.batch == 0 and self.epoch % phase.compact_every == 0:
-            if compact(self.network, PRUNING_LOG_ALPHA, _select_in(cast(torch.optim.Optimizer, self.optimizer))):
+            select = _select_in(cast(torch.optim.Optimizer, self.optimizer))
+            blocks = GPU_BLOCKS if self.device.type == "cuda" else 1
+            if compact(self.network, PRUNING_LOG_ALPHA, select, multiple_of=blocks):
                 self._recorded = None
             self._check_alike()
         if not self.batch:

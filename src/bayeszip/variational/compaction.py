@@ -24,31 +24,33 @@ Selection = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def compact(module: nn.Module, log_alpha_limit: float, on_select: Callable[[nn.Parameter, Selection], None]) -> bool:
+def compact(
+    module: nn.Module,
+    log_alpha_limit: float,
+    on_select: Callable[[nn.Parameter, Selection], None],
+    *,
+    multiple_of: int = 1,
+) -> bool:
     """Compact every layer that can be, in place, if that is worth it; again and again as more weights are pruned.
 
     Args:
         log_alpha_limit: a weight counts as pruned where log α ≥ this.
         on_select: told of each parameter that changed its shape.
+        multiple_of: what rows and columns of a layer are to be a multiple of, for hardware that computes in such
+            blocks; dead ones fill them up.
 
     Returns:
         Whether anything changed.
     """
-    alive = [(layer, *_alive(layer, log_alpha_limit)) for layer in _compactable_layers(module)]
-    before = sum(layer.weight.numel() for layer, _, _ in alive)
-    after = sum(_size(layer, rows, columns) for layer, rows, columns in alive)
+    kept = [(layer, *_kept(layer, log_alpha_limit, multiple_of)) for layer in _compactable_layers(module)]
+    before = sum(layer.weight.numel() for layer, _, _ in kept)
+    after = sum(len(rows) * len(columns) * layer.weight[0, 0].numel() for layer, rows, columns in kept)
     if after > WORTHWHILE * before:
         return False
-    for layer, row_alive, column_alive in alive:
-        if not (row_alive.all() and column_alive.all()):
-            _compact_layer(layer, _indices(row_alive), _indices(column_alive), on_select)
+    for layer, rows, columns in kept:
+        if (len(rows), len(columns)) != tuple(layer.weight.shape[:2]):
+            _compact_layer(layer, rows, columns, on_select)
     return True
-
-
-def _size(layer: VariationalLayer, row_alive: Tensor, column_alive: Tensor) -> int:
-    """How many weights a layer would compute."""
-    kernel = layer.weight[0, 0].numel()
-    return int(row_alive.sum()) * int(column_alive.sum()) * kernel
 
 
 def _compact_layer(
@@ -104,10 +106,19 @@ def _alive(layer: VariationalLayer, limit: float) -> tuple[Tensor, Tensor]:
     return row_alive, column_alive
 
 
-def _indices(alive: Tensor) -> Tensor:
-    """Where it is alive; at least one place, since a convolution without channels is refused."""
-    indices = alive.nonzero().flatten()
-    return indices if indices.numel() else indices.new_zeros(1)
+def _kept(layer: VariationalLayer, limit: float, multiple_of: int) -> tuple[Tensor, Tensor]:
+    """Indices of the rows and columns that it goes on to compute."""
+    rows, columns = _alive(layer, limit)
+    return _indices(rows, multiple_of), _indices(columns, multiple_of)
+
+
+def _indices(alive: Tensor, multiple_of: int) -> Tensor:
+    """Where it is alive, and where not the first places that make a multiple; at least one place, since a convolution
+    without channels is refused."""
+    wanted = -(-max(1, int(alive.sum())) // multiple_of) * multiple_of
+    # The sort is stable: those alive come first, each part in order.
+    first = torch.argsort(alive, descending=True, stable=True)[:wanted]
+    return first.sort().values
 
 
 def _everything(layer: VariationalLayer) -> Live:

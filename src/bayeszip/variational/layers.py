@@ -126,11 +126,9 @@ class VariationalLayer(nn.Module):
             return self._sample(input, *context)
         # Where channels come last in memory, they do in what is made here.
         place = -1 if not input.is_contiguous() and input.movedim(dim, -1).is_contiguous() else dim
-        selected = input.movedim(dim, place).index_select(place, live.columns)
+        selected = _selected(input.movedim(dim, place), place, live.columns)
         output = self._sample(selected.movedim(place, dim), *context).movedim(dim, place)
-        shape = list(output.shape)
-        shape[place] = live.full_shape[0]
-        return output.new_zeros(shape).index_copy(place, live.rows, output).movedim(place, dim)
+        return _amid_zeros(output, place, live.rows, live.full_shape[0]).movedim(place, dim)
 
     def _sample(self, input: Tensor, *context: Any) -> Tensor:
         log_sigma2 = self.weight_log_sigma2
@@ -308,6 +306,41 @@ class VariationalEmbedding(VariationalLayer, nn.Embedding):
         if self.padding_idx is not None:
             sample = sample.masked_fill((input == self.padding_idx).unsqueeze(-1), 0.0)
         return mean + sample.to(mean.dtype)
+
+
+def _selected(tensor: Tensor, place: int, indices: Tensor) -> Tensor:
+    """What lies at ascending `indices` along a dimension."""
+    if indices.numel() == tensor.shape[place]:
+        return tensor
+    if is_transformed():
+        return tensor.index_select(place, indices)
+    selected: Tensor = _Selected.apply(tensor, place, indices)
+    return selected
+
+
+def _amid_zeros(tensor: Tensor, place: int, indices: Tensor, size: int) -> Tensor:
+    """The opposite: `tensor` at these of `size` places, and zeros elsewhere."""
+    if indices.numel() == size:
+        return tensor
+    shape = list(tensor.shape)
+    shape[place] = size
+    return tensor.new_zeros(shape).index_copy(place, indices, tensor)
+
+
+class _Selected(torch.autograd.Function):
+    """`index_select` of places that are all different: its gradient is put in place where torch would add it up, place
+    by place, which takes a GPU longer than the layer itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, place: int, indices: Tensor) -> Tensor:
+        ctx.place, ctx.size = place, tensor.shape[place]
+        ctx.save_for_backward(indices)
+        return tensor.index_select(place, indices)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (indices,) = outputs, ctx.saved_tensors
+        return _amid_zeros(gradient, ctx.place, indices, ctx.size), None, None
 
 
 def _fits_kernels(input: Tensor, weight: Tensor) -> bool:
