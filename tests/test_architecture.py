@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "limits", "files", "settings", "schedules", "devices", "processes"},
+    {"operators", "limits", "files", "settings", "schedules", "devices", "modes", "processes"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "summary", "loading"},
@@ -36,7 +36,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "models": {"errors"},
     "data": {"errors", "files"},
-    "variational": {"errors", "settings", "schedules"},
+    "variational": {"errors", "modes", "settings", "schedules"},
     "codec": {"errors", "limits", "operators", "tensors"},
     "graph": {"errors", "limits", "operators", "tensors"},
 }
@@ -54,6 +54,7 @@ OUTSIDE = {
     "settings": set(),
     "schedules": set(),
     "devices": {"torch"},
+    "modes": {"torch"},
     "tensors": {"numpy"},
     "codec": {"numpy", "numba"},
     "models": {"torch"},

@@ -412,6 +412,8 @@ def test_a_curvature_is_seen_on_the_training_data():
     assert (tried.compressed.nonzero, tried.rate) == (result.compressed.nonzero, 16)
     with pytest.raises(RecipeError, match="a target decides what is kept"):
         compress(mlp(), settings=settings, max_bytes=400)
+    with pytest.raises(RecipeError, match="says what moves cost that save bits"):
+        compress(mlp(), settings=QUICK.override("quantization.curvature=1"))
 
 
 def test_trials_that_nothing_can_judge_are_refused():

@@ -160,6 +160,12 @@ def test_a_layer_that_was_left_raw_with_its_bytes(trained):
     assert f"{raw.bytes:,} B of the file's {result.bytes:,} B" in warning
 
 
+def test_of_a_layer_that_was_to_be_left_alone_nothing_is_said(trained):
+    result = compress(trained, exclude=["0"])
+    assert any(name.startswith("0") and why.endswith("excluded") for name, why in result.fit.conversion.kept)
+    assert not [warning for warning in result.warnings if "left raw" in warning]
+
+
 def test_chance_is_the_most_frequent_class_within_its_noise():
     assert damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=100))
     assert not damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=10_000))

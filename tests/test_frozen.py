@@ -43,6 +43,21 @@ def test_a_frozen_layer_is_neither_trained_nor_quantized():
     assert all(row.tobytes() in rows for row in stored.values)
 
 
+def test_a_frozen_norm_keeps_its_statistics():
+    net = nn.Sequential(nn.Linear(8, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3))
+    with torch.no_grad():
+        net[1].running_mean.fill_(0.25)
+        net[1].running_var.fill_(4.0)
+    net[1].requires_grad_(False)
+    settings = {"coding.norms": "keep", "coding.norm_error": 0}
+    loaders = ResidentBatches(INPUTS, LABELS, 16)
+    result = bayeszip.compress(net, loaders, recipe=QUICK, settings=settings, device="cpu", watcher=Silent())
+    (norm,) = (tensor for name, tensor in result.compressed.tensors.items() if "running_mean" in name)
+    assert (norm.values == 0.25).all()
+    (norm,) = (tensor for name, tensor in result.compressed.tensors.items() if "running_var" in name)
+    assert (norm.values == 4.0).all()
+
+
 def test_a_network_that_is_frozen_altogether_is_trained():
     result = compress(network().requires_grad_(False))
     assert result.fit.conversion.converted == ("0", "2", "4")

@@ -47,6 +47,8 @@ def test_the_time_grows_with_the_training():
     short = bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds
     long = bayeszip.preview(network(), batches(), recipe=FEW.override("epochs_scale=100"), device="cpu").seconds
     assert 0 < 10 * short < long
+    said = bayeszip.preview(network(), batches(), recipe=FEW, settings={"epochs_scale": 100}, device="cpu").seconds
+    assert 0 < 10 * short < said
 
 
 def test_data_of_fewer_steps_than_are_timed_and_loaders_without_a_length():

@@ -66,6 +66,7 @@ from bayeszip.fitting.outputs import names_in
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
+from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
 from bayeszip.recipe import Recipe, Settings
@@ -171,7 +172,7 @@ def compress(
     )
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
-    _check_options(train_loader, val_loader, target, chosen, plan, pretrain)
+    _check_options(train_loader, val_loader, target, chosen, plan, rates, pretrain)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
@@ -226,13 +227,14 @@ def _check_options(
     target: Target | None,
     metric: Metric | None,
     settings: Recipe,
+    rates: Sequence[float],
     pretrain: bool,
 ) -> None:
     """Refuse what contradicts itself, before anything is trained."""
     if settings.quantization.rate_trials:
         check_trials(val_loader, target)
     if settings.quantization.curvature:
-        check_curvature(train_loader, target)
+        check_curvature(train_loader, target, (settings.quantization.rate, *rates))
     checked_loader(train_loader, "train_loader")
     if val_loader is not None:
         checked_loader(val_loader, "val_loader")
@@ -549,10 +551,9 @@ def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge
         if first is None:
             raise DataError("the training data gave no batch; check the loader")
         inputs = mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
-    examples, device, training = in_order(network, inputs), next(network.parameters()).device, network.training
-    with running("the first batch"):
-        outputs = network.eval()(*(tensor.to(device) for tensor in examples))
-    network.train(training)
+    examples, device = in_order(network, inputs), next(network.parameters()).device
+    with evaluating(network), running("the first batch"):
+        outputs = network(*(tensor.to(device) for tensor in examples))
     arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
 

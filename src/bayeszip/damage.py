@@ -128,8 +128,9 @@ def no_smaller_than_packed(result: Result, fit: Fit) -> str | None:
 
 
 def left_raw(result: Result, fit: Fit) -> str | None:
-    """Layers that were not compressed, and what that costs."""
-    kept = [name for name, why in fit.conversion.kept if not why.endswith("frozen") and "Norm" not in why]
+    """Layers that could not be compressed, and what that costs; what was to stay as it is, did."""
+    wanted = ("frozen", "excluded")
+    kept = [name for name, why in fit.conversion.kept if not why.endswith(wanted) and "Norm" not in why]
     sizes = {
         name: sum(
             tensor.bytes

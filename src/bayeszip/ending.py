@@ -46,6 +46,7 @@ __all__ = [
     "bytes_now",
     "check_curvature",
     "check_trials",
+    "clustered_others",
     "held_to",
     "prices_of_zeros",
     "steering_towards",
@@ -65,7 +66,7 @@ def prices_of_zeros(kept: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarra
     return {name: (told.zero, told.nonzero) for name, told in codec.prices(model).tensors.items()}
 
 
-def _clustered(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
+def clustered_others(tensors: Mapping[str, Tensor]) -> dict[str, QuantizedTensor]:
     """The matrices among the tensors of a network that are no Gaussian weights, if they have values to share."""
     return clustered({name: tensor for name, tensor in tensors.items() if tensor.numel() > CLUSTERS})
 
@@ -82,12 +83,20 @@ def check_trials(validation: object | None, target: object | None) -> None:
         raise RecipeError("a target decides how small the file is; set quantization.rate_trials=0, or drop the target")
 
 
-def check_curvature(training: object | None, target: object | None) -> None:
-    """Refuse a curvature that no data show, or where a target decides.
+def check_curvature(training: object | None, target: object | None, rates: Sequence[float]) -> None:
+    """Refuse a curvature that no data show, or that nothing asks for.
+
+    Args:
+        rates: what a bit weighs in each of the files to be made.
 
     Raises:
-        RecipeError: there is no training data, or there is a target.
+        RecipeError: there is no training data, or there is a target, or a bit weighs nothing.
     """
+    if not any(rates):
+        raise RecipeError(
+            "quantization.curvature says what moves cost that save bits; set quantization.rate, or give rates, or set "
+            "it to 0"
+        )
     if training is None:
         raise RecipeError("quantization.curvature is seen on training data; give some (train_loader), or set it to 0")
     if target is not None:
@@ -145,7 +154,7 @@ class Ending:
         for name, parameter in copied.named_parameters():
             # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
             parameter.requires_grad_(name in trained)
-        return Form(copied, self.examples, self.settings.coding, _clustered)
+        return Form(copied, self.examples, self.settings.coding, clustered_others)
 
     def starts(self, teacher: nn.Module) -> dict[str, Any]:
         """What terms are told at their start: by the recipe, and of prices and of what is a unit."""

@@ -22,7 +22,7 @@ from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import parameter_count
-from bayeszip.recipe import Recipe
+from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes
 from bayeszip.tensors import QuantizedTensor
@@ -84,6 +84,7 @@ def preview(
     *,
     val_loader: Loader | None = None,
     recipe: str | Recipe = "vd+sws",
+    settings: Settings = (),
     device: str | torch.device = "auto",
     loss: str | Loss | Likelihood = F.cross_entropy,
     example_inputs: Sequence[Tensor] | None = None,
@@ -93,12 +94,12 @@ def preview(
     exclude: Sequence[str] | None = None,
     strengths: Mapping[str, float] | None = None,
 ) -> Preview:
-    """What `compress` would do with the same arguments; a few steps are taken, on a copy, to see how long they take.
+    """What `compress` would do with these arguments; a few steps are taken, on a copy, to see how long they take.
 
     Raises:
         ModelError, DataError, RecipeError, TrainingError: as `compress` would.
     """
-    settings = named_recipe(recipe).scaled().selecting(include, exclude, strengths)
+    plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     hardware = resolve_device(device)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss)))
@@ -106,17 +107,17 @@ def preview(
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
         if pretrain:
-            seconds += sum(clock.measure(copy.deepcopy(network), phase, {}) for phase in settings.pretraining)
+            seconds += sum(clock.measure(copy.deepcopy(network), phase, {}) for phase in plan.pretraining)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        conversion = converted(network, settings, examples)
+        conversion = converted(network, plan, examples)
         weights = list(variational_weights(network))
-        ending = Ending(network, examples, settings, None, lambda _: Figures())
+        ending = Ending(network, examples, plan, None, lambda _: Figures())
         nothing = {each.name: QuantizedTensor(np.zeros(each.theta.shape, np.uint8), np.zeros(1)) for each in weights}
         floor = ending.form(teacher).size(nothing)
         tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
         # Closing phases train the same network; their steps take no longer than those before them.
-        closing = settings.closing.epochs * (1 + len(at_rates(settings, rates, None)))
-        phases = list(settings.phases)
+        closing = plan.closing.epochs * (1 + len(at_rates(plan, rates, None)))
+        phases = list(plan.phases)
         if phases:
             phases[-1] = dataclasses.replace(phases[-1], epochs=phases[-1].epochs + closing)
         starts = ending.starts(teacher)

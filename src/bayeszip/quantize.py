@@ -405,15 +405,21 @@ def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> 
         ModelError: that would take more than 2¹⁶ − 1 multiples.
     """
     step = float(np.float32(step))
-    ratio = weights.astype(np.float64) / step
-    if np.abs(ratio).max(initial=0.0) > MAX_SYMBOLS // 2 - 1:
+    if not _fits_a_grid(weights, step):
         raise ModelError(f"a step of {step:g} needs more than {MAX_SYMBOLS:,} shared values; raise it")
+    ratio = weights.astype(np.float64) / step
     nearest = np.rint(ratio).astype(np.int64)
     chosen = nearest
     low, high = int(nearest.min(initial=0)), int(nearest.max(initial=0))
     for _ in range(2 if price else 0):
         chosen = cheapest_multiples(ratio, nearest, price, bits_of_multiples(chosen, low, high))
     return on_multiples(chosen, step)
+
+
+def _fits_a_grid(weights: np.ndarray, step: float) -> bool:
+    """Whether a uniform grid of this step can hold them."""
+    step = float(np.float32(step))
+    return step > 0 and float(np.abs(weights.astype(np.float64)).max(initial=0.0)) / step <= MAX_SYMBOLS // 2 - 1
 
 
 def dependent(weights: np.ndarray, step: float, price: float = PRICE_OF_A_DEPENDENT_BIT) -> QuantizedTensor:
@@ -455,7 +461,10 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
         elif (of_norm := own.get(name)) is not None:
             rounded[name] = _on_log_grid(tensor.values, of_norm)
         elif name in deviations and _is_vector(tensor):
-            rounded[name] = stepped(tensor.values, _SPREAD * error * (deviations[name] or 1.0))
+            step = _SPREAD * error * (deviations[name] or 1.0)
+            # A shift that no grid of such steps holds stays as it is: coarser ones would move it further than `error`.
+            if _fits_a_grid(tensor.values, step):
+                rounded[name] = stepped(tensor.values, step)
     return replace(model, tensors=rounded)
 
 

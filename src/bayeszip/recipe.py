@@ -394,8 +394,8 @@ RECIPES: dict[str, Recipe] = _named(
             quantization=Quantization(prune_rate=0.95, codebook_bits=16),
             closing=_CLOSING,
         ),
-        # All that goes beyond the paper: expected bits, a prior on whole units, components that reach to the weights'
-        # ends, and weights that move on when their zeros are settled.
+        # What goes beyond the paper in training: expected bits, a prior on whole units, components that reach to the
+        # weights' ends, and weights that move on when their zeros are settled.
         Recipe(
             name="smallest",
             batch_size=256,

@@ -108,7 +108,7 @@ class MoveCost:
     Args:
         seen: the curvatures of layers, by the names of their weights.
         share: κ.
-        alive: the weights over which κ is a mean.
+        alive: the weights over which c is taken in the mean.
     """
 
     def __init__(

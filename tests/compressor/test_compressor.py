@@ -401,6 +401,25 @@ def test_sizes_on_the_way_count_the_whole_file(model):
     assert any("0 could not be compressed and was left raw" in warning for warning in result.warnings)
 
 
+def test_the_bytes_shown_count_a_layer_that_is_excluded_as_the_file_has_it(model):
+    settings = RECIPE.override("vd+sws.epochs=0", "quantization.assignment=fit").selecting(exclude=["0"])
+    wide = nn.Sequential(nn.Linear(blobs()[0].shape[1], 300), nn.ReLU(), nn.Linear(300, 3))
+    compressor = compressor_of(wide, settings, total_steps=1, example_inputs=(blobs()[0][:2],))
+    compressor.step()
+    shown = compressor.stats().bytes
+    result = compressor.finalize()
+    assert 0.9 * result.bytes < shown < 1.1 * result.bytes
+
+
+def test_modules_are_in_the_mode_that_they_were_in_after_a_look(model):
+    network = nn.Sequential(*model, nn.BatchNorm1d(3))
+    compressor = compressor_of(network)
+    network.train()
+    network[-1].eval()
+    compressor.judge_on(batches(1))
+    assert [network[0].training, network[-1].training] == [True, False]
+
+
 def test_a_squared_distance_in_nats_and_figures_on_the_way():
     torch.manual_seed(0)
     inputs = torch.randn(128, 12)

@@ -149,6 +149,7 @@ def test_a_run_with_rates_leaves_a_record_and_a_file_for_each(nets, images, tmp_
     for name, record in records.items():
         assert record["bytes"] == len(file_of(folder, name).read_bytes())
         assert is_of(record, run)
+        assert not is_of({**record, "target": "at most 3,000 bytes"}, run)
         assert record["accuracy_before"] == records["both-0"]["accuracy_before"]
     assert records["both-0"]["bytes"] > records["both-rate=30-0"]["bytes"]
     assert [epoch["phase"] for epoch in history_of(records["both-rate=2-0"])][-2:] == ["values-rate=2"] * 2

@@ -167,6 +167,16 @@ def test_rounding_moves_as_far_as_it_may(block, error):
     assert round_norms(folded, deviations, 0.0) is folded
 
 
+def test_a_shift_that_no_grid_holds_stays_as_it_is(block):
+    with torch.no_grad():
+        block.bn1.weight.fill_(1e-3)
+        block.bn1.bias.fill_(0.7)
+    folded, deviations = fold_norms(compressed(block, INPUT))
+    rounded = round_norms(folded, deviations, 0.004)
+    assert rounded.tensors["bn1.bias"] is folded.tensors["bn1.bias"]
+    assert bayeszip.pack(block, example_inputs=(INPUT,)).bytes > 0
+
+
 def test_a_file_without_norms_is_smaller_and_computes_the_same(block):
     model = compressed(block, INPUT)
     quantized = {name: tensor for name, tensor in model.tensors.items() if isinstance(tensor, QuantizedTensor)}

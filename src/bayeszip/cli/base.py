@@ -19,7 +19,6 @@ __all__ = [
     "LossOption",
     "MetricOption",
     "ModelArgument",
-    "OutputOption",
     "PretrainOption",
     "RecipeOption",
     "SeedOption",
@@ -47,7 +46,6 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-OutputOption = Annotated[Path, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)]
 DataOption = Annotated[
     str,
     typer.Option(

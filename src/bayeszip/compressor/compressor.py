@@ -31,7 +31,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.damage import findings, reach_of
-from bayeszip.ending import BesideWeights, Ending, bytes_now, check_curvature, check_trials, prices_of_zeros
+from bayeszip.ending import (
+    BesideWeights,
+    Ending,
+    bytes_now,
+    check_curvature,
+    check_trials,
+    clustered_others,
+    prices_of_zeros,
+)
 from bayeszip.errors import CheckpointError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import (
     Course,
@@ -63,6 +71,7 @@ from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable
+from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
@@ -349,7 +358,7 @@ class Compressor:
         if self._beside is None:
             plain = to_stock(copy.deepcopy(self.model)).cpu().eval()
             shapes = {weight.name: tuple(weight.theta.shape) for weight in self._weights}
-            form = Form(plain, self._example_inputs(None), self.recipe.coding)
+            form = Form(plain, self._example_inputs(None), self.recipe.coding, clustered_others)
             self._beside = BesideWeights(form, shapes, self.recipe)
         return self._beside
 
@@ -456,7 +465,7 @@ class Compressor:
         if self.recipe.quantization.rate_trials:
             check_trials(val_loader, budget)
         if self.recipe.quantization.curvature:
-            check_curvature(train_loader, budget)
+            check_curvature(train_loader, budget, (self.recipe.quantization.rate,))
         self._check_finite()
         posterior = Posterior.of(self.model, self._trained_terms())
         how = self.recipe.quantization_of(posterior)
@@ -490,10 +499,9 @@ class Compressor:
         names: tuple[str, ...] | None = None
         arguments: tuple[str, ...] = ()
         if batch is not None:
-            inputs, training = checked_batch(batch).to(self._device).inputs, self.model.training
-            with torch.no_grad(), running("evaluation"):
-                names = names_in(called_with(self.model.eval(), inputs))
-            self.model.train(training)
+            inputs = checked_batch(batch).to(self._device).inputs
+            with torch.no_grad(), evaluating(self.model), running("evaluation"):
+                names = names_in(called_with(self.model, inputs))
             if isinstance(inputs, dict):
                 arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(inputs)]
                 in_order(self.model, inputs)

@@ -13,6 +13,7 @@ __all__ = [
     "AT_NO_RATE",
     "CURVES",
     "NETWORKS",
+    "PRICED",
     "UNTOUCHED",
     "WAYS",
     "Curve",
@@ -91,15 +92,14 @@ class Way(NamedTuple):
     recipe: str = ""
 
 
-_PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
-#: The pretraining and the closing phase are as long as elsewhere.
-_LONGER = "epochs_scale=2 l2.epochs=20 closing.epochs=10"
+#: Switches the rate term on; and symbols that are free in the closing phase.
+PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
 WAYS: dict[str, Way] = {
-    "priced": Way(_PRICED, "with the rate term"),
+    "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
-    "priced-free": Way(f"{_PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
-    "longer": Way(f"{_PRICED} {_FREE} {_LONGER}", "with the rate term and free symbols, trained twice as long"),
+    "priced-free": Way(f"{PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
+    "smallest-half": Way("epochs_scale=0.5", "by the recipe `smallest` with half of its epochs", "smallest"),
     "shorter": Way(
         "epochs_scale=0.7 l2.epochs=160 vd+sws.epochs=35 vd.rate_log_sigma2=0.0014", "with 0.7 of the epochs"
     ),
@@ -207,8 +207,8 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2, 4), ((0.7, 0), (1, 0))),
     Curve("lenet-300-100", False, (0.35, 0.5, 0.7, 1, 1.4, 2), ((0.5, 0),), way="priced"),
     Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free"),
-    Curve("lenet-300-100", False, (0.35,), ((0.35, 0), (0.35, 0.25), (0.35, 0.5)), _RATES, "longer"),
     Curve("lenet-300-100", False, (0.25,), ((0.25, 0), (0.25, 0.5)), _RATES, "smallest"),
+    Curve("lenet-300-100", False, (0.5,), ((0.5, 0), (0.5, 0.5)), _RATES, "smallest-half"),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),

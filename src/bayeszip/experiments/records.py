@@ -17,6 +17,7 @@ from bayeszip.fitting.augmentation import Augmentation
 from bayeszip.recipe import Recipe
 from bayeszip.record import run_record
 from bayeszip.result import Result
+from bayeszip.targets import Target
 
 __all__ = [
     "OFFSET_BITS",
@@ -135,11 +136,16 @@ def missing(folder: Path, runs: Sequence[Run]) -> list[Run]:
 
 
 def is_of(record: Record, run: Run) -> bool:
-    """Whether a record tells of an ending of this very run: its network, its seed, and all that was asked for."""
+    """Whether a record tells of an ending of this very run: its network, its seed, and all that was asked for.
+
+    What the network was pretrained on a record doesn't tell: `Task.weights` has it in its name.
+    """
     variant = run.variant
     augment = None if variant.augment is None else str(Augmentation.parse(variant.augment))
-    asked = (variant.model, run.seed, augment, variant.mixed_precision)
-    told = (record["model"], record["seed"], record.get("augment"), record.get("mixed_precision"))
+    target = Target.of(max_bytes=variant.max_bytes, max_accuracy_drop=variant.max_accuracy_drop)
+    asked = (variant.model, run.seed, augment, variant.mixed_precision, None if target is None else str(target))
+    keys = ("augment", "mixed_precision", "target")
+    told = (record["model"], record["seed"], *map(record.get, keys))
     return told == asked and recipe_of(record) == run.endings.get(record["name"])
 
 

@@ -193,7 +193,10 @@ def carry_out(
 
 
 def _epochs(run: Run) -> int:
-    return sum(phase.epochs for phase in run.recipe.sequence(pretrain=False))
+    """What it trains for, all its endings counted."""
+    settings = run.recipe.scaled()
+    trained = sum(phase.epochs for phase in settings.sequence(pretrain=False))
+    return trained + len(run.rates) * settings.closing.epochs
 
 
 def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[Outcome]:

@@ -332,5 +332,5 @@ def _step(group: Records, before: str, after: str) -> str:
 
 
 def _signed(points: float) -> str:
-    # Without a sign for nothing.
+    # Nothing is +0.00, never −0.00.
     return f"{round(points, 2) + 0.0:+.2f}"

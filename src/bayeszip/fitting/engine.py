@@ -1,6 +1,6 @@
 """What the steps of a training run on: one process, or several that each compute a share of every batch.
 
-    N processes:  share of the batch ──► gradient of its part of the loss ──► sum over processes ──► the same Adam step
+    N processes:  share of the batch ──► gradient of its part of the loss ──► sum over processes ──► the same step
 
 Each process holds the whole network, mixture and optimizer. The data's loss of a share counts by its part of the batch,
 the priors' by 1/N, so that the sum over processes is the gradient of the whole loss: that of one process which sees the

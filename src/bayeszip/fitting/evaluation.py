@@ -15,6 +15,7 @@ from bayeszip.fitting.batches import Inputs, Loader, called_with, mapped, on_dev
 from bayeszip.fitting.likelihood import LOSSES, Likelihood
 from bayeszip.fitting.outputs import class_dim, predictions, restored, shape_in_words
 from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.modes import evaluating
 
 __all__ = ["Figures", "Judge", "Metric", "evaluate"]
 
@@ -133,24 +134,22 @@ class Judge:
         Raises:
             DataError: there is no data.
         """
-        training = network.training
-        network.eval()
         parameter = next(network.parameters())
         sums = _Sums(self.likelihood.kind if self.likelihood else "classes", parameter.device)
         loss = _Mean(self.likelihood.plain) if self.likelihood else None
         metric = None if self.metric is None else self.metric.begin()
-        for inputs, targets in on_device(_as_they_lie(loader), parameter.device):
-            with running("evaluation"):
-                if self.arguments and isinstance(inputs, dict):
-                    inputs = tuple(inputs[name] for name in self.arguments)
-                outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
-                outputs = restored(outputs, self.names)
-                if loss is not None:
-                    loss(outputs, targets)
-                if metric is not None:
-                    metric(outputs, targets)
-                sums.add(outputs, targets)
-        network.train(training)
+        with evaluating(network):
+            for inputs, targets in on_device(_as_they_lie(loader), parameter.device):
+                with running("evaluation"):
+                    if self.arguments and isinstance(inputs, dict):
+                        inputs = tuple(inputs[name] for name in self.arguments)
+                    outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
+                    outputs = restored(outputs, self.names)
+                    if loss is not None:
+                        loss(outputs, targets)
+                    if metric is not None:
+                        metric(outputs, targets)
+                    sums.add(outputs, targets)
         if not sums.batches:
             raise DataError("there is nothing to evaluate on: the data gave no batch")
         value = None if self.metric is None else self.metric.end(metric)

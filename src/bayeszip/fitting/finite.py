@@ -14,7 +14,7 @@ __all__ = ["find_not_finite", "parts_not_finite", "terms_not_finite", "weights_n
 
 
 def find_not_finite(course: Course, parts: Tensor, batch: Batch) -> str | None:
-    """What a step's loss or gradients show to be NaN or infinite; None if nothing. To be asked before Adam's step.
+    """What a step's loss or gradients show to be NaN or infinite; None if nothing. To be asked before the step.
 
     Costs a sum over each gradient; only if that is not finite, a search from the data on.
     """

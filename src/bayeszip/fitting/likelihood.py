@@ -27,6 +27,7 @@ from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
 from bayeszip.fitting.outputs import class_dim, predictions
 from bayeszip.fitting.statistics import undisturbed
+from bayeszip.modes import evaluating
 
 __all__ = ["LOSSES", "Likelihood", "Loss"]
 
@@ -148,15 +149,12 @@ class Likelihood:
         """With the noise that `network` leaves on this data, as its unit; what is in nats already has none."""
         if self.kind in NATS:
             return replace(self, weight=1.0, closeness=None)
-        training, device = network.training, next(network.parameters()).device
-        network.eval()
-        totals = _Totals()
-        with undisturbed(loader) as batches:
+        device, totals = next(network.parameters()).device, _Totals()
+        with evaluating(network), undisturbed(loader) as batches:
             for batch in on_device(islice(batches, BATCHES), device):
                 with running("the noise of the data"):
                     outputs = called_with(network, batch.inputs)
                     totals.add(float(self.plain(outputs, batch.targets)), outputs, batch.targets)
-        network.train(training)
         return self._with(totals)
 
     def _with(self, totals: "_Totals") -> "Likelihood":

@@ -1,7 +1,7 @@
 """The training loop: phase by phase, from pretrained weights to a posterior ready to be quantized.
 
 for each phase:  begin ──► for each epoch:  compact? ──► for each batch:  dials (rates, τ's, what terms schedule)
-                                                                          loss ──► gradients ──► Adam
+                                                                          loss ──► gradients ──► step
                                         └──► EpochStats ──► steering, watcher
 
 After each step, epoch and phase the fitting is at rest: `state_dict` then holds all that what follows depends on.
@@ -44,6 +44,7 @@ from bayeszip.fitting.steering import Steering
 from bayeszip.fitting.steps import optimizer_of, take_step
 from bayeszip.fitting.teacher import Teacher
 from bayeszip.fitting.watching import EpochStats, Watcher
+from bayeszip.modes import set_training
 from bayeszip.variational.compaction import compact, expand
 from bayeszip.variational.distributions import PRUNING_LOG_ALPHA
 from bayeszip.variational.layers import VariationalLayer, variational_weights
@@ -306,7 +307,7 @@ class Fitting:
             self._check_alike()
         if not self.batch:
             self.course.renew(self.epoch)
-        self.network.train()
+        set_training(self.network)
         if self._is_recorded() and can_be_recorded(self.batches, self.device):
             self._run_recorded()
         else:
@@ -345,7 +346,8 @@ class Fitting:
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
         for index, state in enumerate(optimizer_state(optimizer)):
-            held |= {f"Adam's {name} {index}": value for name, value in state.items() if isinstance(value, Tensor)}
+            moments = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+            held |= {f"the optimizer's {name} {index}": value for name, value in moments.items()}
         self.engine.check_alike(held, self._where())
 
     def _run_batches(self) -> None:

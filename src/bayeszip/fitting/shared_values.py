@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayeszip.modes import set_training
 from bayeszip.tensors import QuantizedTensor
 
 __all__ = ["FreeSymbols", "Places", "SharedValues", "spread"]
@@ -58,7 +59,10 @@ class SharedValues(nn.Module):
         return {name: spread(self.values, places) for name, places in self._places.items()}
 
     def train(self, mode: bool = True) -> "SharedValues":
-        self._network[0].train(mode)
+        if mode:
+            set_training(self._network[0])
+        else:
+            self._network[0].eval()
         return super().train(mode)
 
     def named_buffers(self, *args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:

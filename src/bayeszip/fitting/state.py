@@ -1,4 +1,4 @@
-"""The state of what a fitting moves: weights, Adam, random numbers, the place in the data. Tensors and plain values."""
+"""What a fitting moves, as tensors and plain values: weights, optimizer, random numbers, the place in the data."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import Passes, load_random_state, random_state
+from bayeszip.modes import trained_norms, training
 
 __all__ = ["renew_statistics", "undisturbed"]
 
@@ -21,24 +22,24 @@ ENOUGH = 2**15
 def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation | Transform | None = None) -> None:
     """Replace the statistics of all batch norms by those of the network as it is, over a part of the training data.
 
+    Norms that are frozen keep theirs.
+
     It is shown them as in training, changed by `augment`: those are the statistics that its weights were trained with.
 
     The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
     it is asked.
     """
-    norms = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    norms = [layer for layer in norms if layer.running_mean is not None]
+    norms = [layer for layer in trained_norms(network) if layer.running_mean is not None]
     if not norms:
         return
-    momenta, training = [layer.momentum for layer in norms], network.training
+    momenta = [layer.momentum for layer in norms]
     for layer in norms:
         layer.reset_running_stats()
         layer.momentum = None  # a plain average
-    network.train()
     device, seen = next(network.parameters()).device, 0
     drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
     try:
-        with undisturbed(loader) as batches:
+        with training(network), undisturbed(loader) as batches:
             for batch in on_device(batches, device):
                 with running("statistics"):
                     called_with(network, augmented(batch.inputs, augment, drawing))
@@ -48,7 +49,6 @@ def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation |
     finally:
         for layer, momentum in zip(norms, momenta, strict=True):
             layer.momentum = momentum
-        network.train(training)
 
 
 @contextlib.contextmanager

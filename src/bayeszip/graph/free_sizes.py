@@ -28,6 +28,8 @@ class BeforeNorm(NamedTuple):
     mean: str
     variance: str
     affine: tuple[str | None, ...]
+    #: What the norm adds to a variance.
+    eps: float
 
 
 def before_norms(graph: Graph) -> list[BeforeNorm]:
@@ -44,7 +46,8 @@ def before_norms(graph: Graph) -> list[BeforeNorm]:
             continue
         own = (*node.tensors[:2], *norm.tensors[2:4])
         if own[0] is not None and all(name is None or names.count(name) == 1 for name in own):
-            found.append(BeforeNorm(str(own[0]), own[1], str(own[2]), str(own[3]), norm.tensors[:2]))
+            eps = float(norm.attributes["eps"])  # type: ignore[arg-type]
+            found.append(BeforeNorm(str(own[0]), own[1], str(own[2]), str(own[3]), norm.tensors[:2], eps))
     return found
 
 
@@ -52,7 +55,8 @@ def before_norms(graph: Graph) -> list[BeforeNorm]:
 def begin_even(network: nn.Module, examples: tuple[Tensor, ...], size: float) -> None:
     """Bring weights with a batch norm behind them to the root mean square `size`; the network computes what it did.
 
-    One that can't be traced stays as it is, and so does a layer that is frozen, or its norm.
+    That is exact in `eval()`; in training a norm adds its ε to variances that are others now. One that can't be traced
+    stays as it is, and so does a layer that is frozen, or its norm.
 
     Args:
         examples: its inputs, on the CPU.
@@ -71,4 +75,6 @@ def begin_even(network: nn.Module, examples: tuple[Tensor, ...], size: float) ->
         for name in (layer.weight, layer.bias, layer.mean):
             if name is not None:
                 held[name].mul_(factor)
-        held[layer.variance].mul_(factor**2)
+        # So that v + ε is multiplied. Where a norm's ε is more than what it is added to, that can't be.
+        variance, eps = held[layer.variance], layer.eps
+        variance.copy_((factor**2 * (variance.double() + eps) - eps).clamp_(min=0))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayeszip.errors import ModelError, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.indices import is_index
-from bayeszip.graph.liveness import coupled_dims
+from bayeszip.graph.liveness import coupled_units
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
 from bayeszip.graph.proof import alike, outputs_of, random_inputs
@@ -176,7 +176,8 @@ def _parts_of_dims(model: CompressedModel, net: nn.Module) -> dict[str, int]:
         graph = trace(unwrapped(net), _inputs_for(model, net))
     except ModelError:
         return found
-    for name, dims in coupled_dims(CompressedModel(from_state(net, graph=graph), graph), packed=True).items():
+    traced = CompressedModel(from_state(net, graph=graph), graph)
+    for name, dims in (coupled_units(traced, mask_pinned=False) or {}).items():
         if dims and len(dims[0]) % 3 == 0 and (dims[0].reshape(3, -1) == dims[0][: len(dims[0]) // 3]).all():
             found[name] = 3
     return found

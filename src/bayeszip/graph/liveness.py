@@ -21,7 +21,7 @@ from bayeszip.graph.indices import narrowed, surviving, with_indices
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import MAX_SYMBOLS, CompressedModel, Node, QuantizedTensor, RawTensor
 
-__all__ = ["Fold", "coupled_dims", "coupled_units", "drop_dead_units"]
+__all__ = ["Fold", "coupled_units", "drop_dead_units"]
 
 #: When a constant unit's contribution moves into the next bias: where the file is likely to get smaller, wherever it
 #: is exact, or never. A bias that is stored raw takes it at no cost, so "smaller" only hesitates at quantized ones.
@@ -66,24 +66,20 @@ def drop_dead_units(
     return with_indices(model, kept) if indices else model
 
 
-def coupled_units(model: CompressedModel) -> dict[str, tuple[np.ndarray, ...]] | None:
+def coupled_units(model: CompressedModel, *, mask_pinned: bool = True) -> dict[str, tuple[np.ndarray, ...]] | None:
     """For each tensor that the graph reads, and each of its dimensions, the unit that each coordinate belongs to.
 
-    Coordinates with the same number leave the network together or not at all, whichever tensors they are of; −1: this
-    one stays. None: there is no graph, or one that doesn't state the shapes of its inputs.
+    Coordinates with the same number leave the network together or not at all, whichever tensors they are of. None:
+    there is no graph, or one that doesn't state the shapes of its inputs.
+
+    Args:
+        mask_pinned: number those −1 that stay whatever happens.
     """
     if model.graph is None or not states_inputs(model.graph):
         return None
-    return _Pass(model, "never", 1, packed=True, new_biases=False).units()
-
-
-def coupled_dims(model: CompressedModel, *, packed: bool) -> dict[str, list[np.ndarray]]:
-    """For each dimension of each tensor, its coordinates as numbers: those with the same stay or go together.
-
-    Args:
-        packed: take a dimension that is split into 3 and the rest for packed queries, keys and values.
-    """
-    return _Pass(model, "never", 1, packed=packed, new_biases=False)._coordinates
+    if model.graph.varies and varying_dims(model) is None:
+        return None
+    return _Pass(model, "never", 1, packed=True, new_biases=False).units(mask_pinned)
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,11 @@ class _Pass:
         self._sites, self._pinned, self._coordinates = self._coupled(Atoms(packed=packed))
         self._fold: Fold = fold
 
-    def units(self) -> dict[str, tuple[np.ndarray, ...]]:
-        """The atoms of every tensor's coordinates; −1: pinned."""
+    def units(self, mask_pinned: bool) -> dict[str, tuple[np.ndarray, ...]]:
+        """The atoms of every tensor's coordinates; −1 for those that are pinned, if so said."""
+        hidden = self._pinned & mask_pinned
         return {
-            name: tuple(np.where(self._pinned[atoms], -1, atoms) for atoms in dims)
+            name: tuple(np.where(hidden[atoms], -1, atoms) for atoms in dims)
             for name, dims in self._coordinates.items()
         }
 

@@ -1,8 +1,8 @@
 """Work that shrinks as the network does: layers stop computing the rows and columns whose weights are all pruned.
 
 A row (output unit or channel) is dead when all its weights and its bias are pruned, a column (input) when all weights
-that read it are. A compacted layer holds only live rows × columns; what it left out is zero from then on. `expand`
-puts the zeros back.
+that read it are. A compacted layer holds live rows × columns, and on a GPU dead ones that fill a block; what it left
+out is zero from then on. `expand` puts the zeros back.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def compact(
         log_alpha_limit: a weight counts as pruned where log α ≥ this.
         on_select: told of each parameter that changed its shape.
         multiple_of: what rows and columns of a layer are to be a multiple of, for hardware that computes in such
-            blocks; dead ones fill them up.
+            blocks; dead ones fill them up, as far as there are any.
 
     Returns:
         Whether anything changed.

@@ -30,6 +30,8 @@ THETA2_FLOOR = 1e-20
 
 #: log α is held within ±this, so that α and α^k₃ stay finite in float32; the divergence is flat or linear out there.
 LOG_ALPHA_BOUND = 50.0
+#: log σ² is held within ± this where 1/σ² is wanted, so that the product of two such is finite in float32.
+LOG_SIGNAL_BOUND = 40.0
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 

@@ -23,24 +23,18 @@ from torch import Tensor, nn
 
 from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, check, setting
-from bayeszip.variational.distributions import kl_log_uniform, kl_log_uniform_slope
+from bayeszip.variational.distributions import LOG_SIGNAL_BOUND, kl_log_uniform, kl_log_uniform_slope
 from bayeszip.variational.kernels import add_ratios, ratio_slopes
 from bayeszip.variational.layers import (
     Live,
-    VariationalEmbedding,
     VariationalLayer,
-    VariationalTransposedLinear,
     VariationalWeight,
-    _VariationalConvTranspose,
     variational_weights,
 )
 from bayeszip.variational.passes import add_to_gradients
 from bayeszip.variational.terms import Term
 
 __all__ = ["GroupPrior", "GroupSettings", "scale_divergence"]
-
-#: α of a side is held within e^±this, so that the product of two is finite in float32; so is σ², for the like reason.
-LOG_ALPHA_BOUND = 40.0
 
 #: For each tensor, by name, and each of its dimensions, the unit that each coordinate belongs to; −1: none.
 Units = Mapping[str, Sequence[np.ndarray]]
@@ -73,7 +67,7 @@ def scale_divergence(signals: Tensor, present: Tensor) -> Tensor:
 
 def _alphas(signals: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """α of each side, and that of the other."""
-    bound = math.exp(LOG_ALPHA_BOUND)
+    bound = math.exp(LOG_SIGNAL_BOUND)
     alpha = torch.where(present, 1 / signals.clamp(1 / bound, bound), 0.0)
     return alpha, alpha.flip(1)
 
@@ -132,7 +126,7 @@ class GroupPrior(Term):
         #: For each tensor and dimension, the side of each coordinate; −1: none.
         self._sides, self._n_units = _sides({w.name: known[w.name][:2] for w in weights if w.name in known})
         for weight in weights:
-            if len(self._sides.get(weight.name, ())) > 1 and _is_turned(self._layer_of[id(weight.theta)]):
+            if len(self._sides.get(weight.name, ())) > 1 and self._layer_of[id(weight.theta)].makes_columns:
                 rows, columns = self._sides[weight.name]
                 self._sides[weight.name] = [_other(rows), _other(columns)]
         self._plan: _Plan | None = None
@@ -154,7 +148,7 @@ class GroupPrior(Term):
     def divergence(self, weights: Sequence[VariationalWeight]) -> Tensor:
         """Σ KL over all units, in float64 where the weights are, with gradients by autograd."""
         plan = self._planned(weights)
-        bounded = [_wide(weight.log_sigma2).clamp(-LOG_ALPHA_BOUND, LOG_ALPHA_BOUND) for weight in weights]
+        bounded = [_wide(weight.log_sigma2).clamp(-LOG_SIGNAL_BOUND, LOG_SIGNAL_BOUND) for weight in weights]
         ratios = [_wide(w.theta).square() * torch.exp(-own) for w, own in zip(weights, bounded, strict=True)]
         return scale_divergence(_signals(ratios, plan), plan.present)
 
@@ -227,11 +221,6 @@ def _sides(units: Units) -> tuple[dict[str, list[np.ndarray]], int]:
     return sides, len(numbers) - 1
 
 
-def _is_turned(layer: VariationalLayer) -> bool:
-    """Whether the columns of a layer's weight are what it makes."""
-    return isinstance(layer, VariationalEmbedding | VariationalTransposedLinear | _VariationalConvTranspose)
-
-
 def _other(sides: np.ndarray) -> np.ndarray:
     """The other side of each unit."""
     return np.where(sides < 0, sides, sides ^ 1)
@@ -270,7 +259,8 @@ def _slopes(weights: Sequence[VariationalWeight], plan: _Plan, tau: float | Tens
     thetas = [_wide(weight.theta) for weight in weights]
     # d(θ²/σ²)/dθ = 2θ/σ², and d(θ²/σ²)/d log σ² = −θ²/σ².
     by_theta = torch._foreach_neg([_wide(weight.log_sigma2) for weight in weights])
-    torch._foreach_clamp_max_(by_theta, LOG_ALPHA_BOUND)
+    torch._foreach_clamp_max_(by_theta, LOG_SIGNAL_BOUND)
+    torch._foreach_clamp_min_(by_theta, -LOG_SIGNAL_BOUND)
     torch._foreach_exp_(by_theta)
     torch._foreach_mul_(by_theta, thetas)
     value, by_signal = _with_slopes(_signals(torch._foreach_mul(by_theta, thetas), plan), plan.present)

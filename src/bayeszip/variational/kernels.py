@@ -8,7 +8,7 @@ and `expf`, within a few units in the last place) because a loop that calls the 
 import numpy as np
 from numba import njit
 
-from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
+from bayeszip.variational.distributions import K1, K2, K3, LOG_ALPHA_BOUND, LOG_SIGNAL_BOUND, THETA2_FLOOR
 
 __all__ = [
     "add_ratios",
@@ -27,8 +27,8 @@ _LN2 = _f(np.log(2))
 #: exp of less than this is no normal float32.
 _EXP_LOW = _f(-87)
 
-#: log σ² is held within ± this where 1/σ² is wanted, and θ²/σ² below the other.
-_VARIANCE_BOUND, _MOST_SIGNAL = _f(40), _f(1e18)
+#: log σ² is held within ± the first, and θ²/σ² below the second.
+_VARIANCE_BOUND, _MOST_SIGNAL = _f(LOG_SIGNAL_BOUND), _f(1e18)
 
 #: Sums are float32 within a block and float64 across blocks.
 _BLOCK = 4096

@@ -89,6 +89,8 @@ class VariationalLayer(nn.Module):
     strengths: Mapping[str, float]
     #: The dimension of activations that a weight's rows and columns stand for; None: can't be compacted.
     _channel_dim: int | None = None
+    #: Whether the columns of its weight are what it makes, and the rows what it reads.
+    makes_columns: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -190,6 +192,8 @@ class VariationalLinear(VariationalLayer, nn.Linear):
 class VariationalTransposedLinear(VariationalLayer):
     """x W + b with Gaussian weights, W being inputs × outputs: what Hugging Face calls `Conv1D`. Mixed into it."""
 
+    makes_columns = True
+
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
         return F.linear(input, weight.t(), bias)
 
@@ -250,6 +254,7 @@ class VariationalConv3d(_VariationalConv, nn.Conv3d):
 
 
 class _VariationalConvTranspose(VariationalLayer):
+    makes_columns = True
     _rank: int
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, *context: Any) -> Tensor:
@@ -294,6 +299,8 @@ class VariationalConvTranspose3d(_VariationalConvTranspose, nn.ConvTranspose3d):
 
 class VariationalEmbedding(VariationalLayer, nn.Embedding):
     """`nn.Embedding` with Gaussian rows; the row of `padding_idx` is never noisy."""
+
+    makes_columns = True
 
     bias = None
 

@@ -68,7 +68,7 @@ class MixtureStart:
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """What a phase says of the mixture. Learning rates are Adam's; defaults are the paper's (table 3)."""
+    """What a phase says of the mixture. Learning rates are those of Adam; defaults are the paper's (table 3)."""
 
     tau2: float = setting(0.0, "τ₂, weight of the mixture prior and its hyper-prior", at_least(0))
     tau2_ramp: float = setting(0.0, "share of the phase over which τ₂ rises linearly from 0", between(0, 1))

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bayeszip.modes import evaluating
+
 __all__ = ["called_layers"]
 
 
@@ -16,7 +18,6 @@ def called_layers(network: nn.Module, inputs: Sequence[Tensor]) -> frozenset[str
     """
     called: set[str] = set()
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    training = [part for part in network.modules() if part.training]
     fused = torch.backends.mha.get_fastpath_enabled()
     hooks = [
         part.register_forward_pre_hook(lambda module, given, path=path: called.add(path))
@@ -25,13 +26,12 @@ def called_layers(network: nn.Module, inputs: Sequence[Tensor]) -> frozenset[str
     try:
         # Fused kernels for inference call no layer at all.
         torch.backends.mha.set_fastpath_enabled(False)
-        network.eval()(*(each.to(device) for each in inputs))
+        with evaluating(network):
+            network(*(each.to(device) for each in inputs))
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
         return None  # it will be said, in better words, when the network is trained
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for hook in hooks:
             hook.remove()
-        for part in training:
-            part.training = True
     return frozenset(called)

@@ -1,0 +1,59 @@
+"""In which mode a network is while it is trained, or looked at: module by module, as its owner left them."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+__all__ = ["evaluating", "set_training", "trained_norms", "training"]
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """The network in `eval()`; afterwards each of its modules is in the mode that it was in."""
+    with _restored(network):
+        network.eval()
+        yield
+
+
+@contextlib.contextmanager
+def training(network: nn.Module) -> Iterator[None]:
+    """The same as `set_training` leaves it."""
+    with _restored(network):
+        set_training(network)
+        yield
+
+
+def set_training(network: nn.Module) -> None:
+    """Into `train()`, but for batch norms that are frozen: their statistics are to stay, like all that is theirs."""
+    network.train()
+    for layer in _batch_norms(network):
+        if _is_frozen(layer):
+            layer.eval()
+
+
+def trained_norms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Its batch norms, but for those that are frozen."""
+    return [layer for layer in _batch_norms(network) if not _is_frozen(layer)]
+
+
+def _batch_norms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether it has parameters, and none is to be trained."""
+    trained = [parameter.requires_grad for parameter in layer.parameters()]
+    return bool(trained) and not any(trained)
+
+
+@contextlib.contextmanager
+def _restored(network: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in network.modules()]
+    try:
+        yield
+    finally:
+        # By its own `train` first: a module may pass it on to others than it has.
+        network.train(modes[0][1])
+        for part, mode in modes:
+            part.training = mode
