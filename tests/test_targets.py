@@ -15,7 +15,8 @@ import bayeszip
 from bayeszip import codec, ending, targets
 from bayeszip.cli import app
 from bayeszip.errors import DataError, RecipeError, TargetError
-from bayeszip.experiments.records import file_of, read
+from bayeszip.experiments import EXPERIMENTS
+from bayeszip.experiments.records import file_of, is_of, read
 from bayeszip.fitting import Course, EpochStats, Phase, ResidentBatches, Watcher
 from bayeszip.fitting.course import Problem
 from bayeszip.posterior import GaussianTensor, Posterior
@@ -259,6 +260,25 @@ def test_the_accuracy_decides_how_strong():
     assert min(strengths) >= math.exp(targets.WEAKEST - targets.START)
 
 
+def test_what_high_rates_cost_by_themselves_does_not_turn_the_strength():
+    """A network that loses five points in its first epochs, and wins them back as the rates fall."""
+    steering = QualitySteering(
+        [Phase(name="vd", epochs=32, tau1=1.0, schedule="linear")], quality=Quality("accuracy", 1.0, 0.975, 0.005)
+    )
+    strengths = [steering.strength()]
+    for epoch in range(1, 33):
+        accuracy = 0.98 - 0.05 * (1 - epoch / 32) ** 2
+        steering.on_epoch(stats("vd", epoch, 32, accuracy), course(steered_network()))
+        strengths.append(steering.strength())
+    assert min(strengths) == strengths[0]
+    assert strengths[-1] > 2 * strengths[0]
+    resumed = QualitySteering(
+        [Phase(name="vd", epochs=32, tau1=1.0, schedule="linear")], quality=Quality("accuracy", 1.0, 0.975, 0.005)
+    )
+    resumed.load_state_dict(json.loads(json.dumps(steering.state_dict())))
+    assert resumed.state_dict() == steering.state_dict()
+
+
 def test_the_command_line_takes_targets(tmp_path):
     done = CliRunner().invoke(app, ["compress", "lenet-300-100", "-o", str(tmp_path / "n.bayz"), "--max-bytes", "3x"])
     assert done.exit_code == 2
@@ -267,11 +287,17 @@ def test_the_command_line_takes_targets(tmp_path):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_committed_files_keep_to_their_budgets(name):
-    budget = parse_bytes(name.partition("-")[0])
-    assert RECORDS[name]["target"] == f"at most {budget:,} bytes"
-    assert 0.95 * budget <= file_of(TARGETS, name).stat().st_size <= budget
+def test_committed_files_keep_to_their_targets(name):
+    (run,) = (run for run in EXPERIMENTS["targets"].runs() if run.name == name)
+    record, variant = RECORDS[name], run.variant
+    assert is_of(record, run)
+    assert record["bytes"] == file_of(TARGETS, name).stat().st_size
+    if variant.max_bytes is not None:
+        assert 0.95 * variant.max_bytes <= record["bytes"] <= variant.max_bytes
+    else:
+        lost = 100 * (record["validation_accuracy_before"] - record["validation_accuracy"])
+        assert lost <= variant.max_accuracy_drop
 
 
 def test_there_are_committed_files_for_three_budgets():
-    assert {name.partition("-")[0] for name in RECORDS} >= {"3kB", "6kB", "12kB"}
+    assert set(RECORDS) >= {"3kB-0", "6kB-0", "12kB-0"}

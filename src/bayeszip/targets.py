@@ -60,6 +60,8 @@ LARGEST_CHANGE = 1.0
 WEAKEST, STRONGEST = math.log(1e-3), math.log(1e2)
 #: Where it begins, in units of the recipe's τ₁: weights that stayed too long are pruned later, dead ones hardly revive.
 START = math.log(0.1)
+#: Share of the phase after which a network has got used to its rates, and the prior has hardly begun (`tau1_ramp`).
+SETTLING = 0.15
 #: Sizes fall like a power of the time passed; ever slower, so that a share of the last power is expected.
 SLOWING = 0.15
 #: Where to head for, in units of the budget: weights too many are cut, while weights too few don't come back.
@@ -346,6 +348,15 @@ class QualitySteering(TargetSteering):
     def __init__(self, phases: Sequence[Phase], *, quality: Quality, ceiling: float | None = None) -> None:
         super().__init__(phases, ceiling)
         self._quality = quality
+        #: How far full rates by themselves bring the score below the floor; known when the network has settled.
+        self.shock = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "shock": self.shock}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.shock = state["shock"]
 
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         super().on_epoch(stats, course)
@@ -356,13 +367,19 @@ class QualitySteering(TargetSteering):
 
     def _change(self, stats: EpochStats, course: Course) -> float | None:
         # While rates are high the weights jitter, which costs accuracy that comes back.
-        spare = self._spare(stats, self._rate(stats.epoch / stats.epochs))
+        done = stats.epoch / stats.epochs
+        rate, quality = self._rate(done), self._quality
+        if done <= SETTLING and rate:
+            # The prior has hardly begun. The last look counts: the first epoch is the worst.
+            below = max(quality.floor - quality.score(stats), 0.0)
+            self.shock = below / rate**2 if math.isfinite(below) else 0.0
+        spare = self._spare(stats, max(rate * quality.slack, rate**2 * self.shock))
         return None if spare == -math.inf else GAIN * min(max(spare, -2.0), 1.0)
 
     def _spare(self, stats: EpochStats, jitter: float) -> float:
-        """How much better it is than it need be, in units of what may be lost."""
+        """How much better it is than it need be, in units of what may be lost; `jitter` of it comes back."""
         quality = self._quality
-        return (quality.score(stats) - (quality.floor - jitter * quality.slack)) / quality.slack
+        return (quality.score(stats) - (quality.floor - jitter)) / quality.slack
 
 
 def within_bytes(
