@@ -58,6 +58,16 @@ def test_units_are_sorted_and_the_function_stays():
     assert np.array_equal(np.sort(model.tensors["9.bias"].values), np.sort(ordered.tensors["9.bias"].values))
 
 
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.LogSigmoid(), nn.Hardtanh(), nn.Softplus()])
+def test_units_are_sorted_before_whatever_takes_them_one_by_one(between):
+    torch.manual_seed(0)
+    example = torch.randn(3, 6)
+    model = _sparse(nn.Sequential(nn.Linear(6, 12), between, nn.Linear(12, 3)), example)
+    ordered = order_units(model)
+    assert _sorted_rows(ordered.tensors["0.weight"])
+    assert graph.prove_same(model, ordered, (example,)) < 1e-12
+
+
 def test_the_file_gets_smaller():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(80, 60), nn.ReLU(), nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 10))

@@ -1,4 +1,4 @@
-"""Hidden units in another order, the function unchanged: `order_units`, `reordered`. Numpy only.
+"""Hidden units in another order, the function unchanged: `order_units`, `reordered`.
 
 Which of a hidden layer's units comes first means nothing, yet a file pays for it: log₂ n! bits for n units. Sorted
 units give the coder most of these bits back, 2 to 3 % of a small file; `benchmarks/unit_order.py` says what is left.
@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bayeszip.graph.families import RULES
+from bayeszip.graph.families.elementwise import Unary
 from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor
 
 __all__ = ["order_units", "reordered"]
 
 _CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
-_ELEMENTWISE = {
-    "relu", "tanh", "sigmoid", "gelu", "silu", "relu6", "hardswish", "hardsigmoid", "leaky_relu", "elu", "selu", "celu",
-    "mish", "softplus", "softsign", "add_scalar", "mul_scalar", "div_scalar", "clamp", "abs", "neg",
-}  # fmt: skip
+#: What computes each element from that element alone.
+_ELEMENTWISE = {name for name, rule in RULES.items() if isinstance(rule, Unary)}
 #: what treats every channel of a convolution alike, or has one number for each
 _CHANNELWISE = _ELEMENTWISE | {
     "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
