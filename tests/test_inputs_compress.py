@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import bayeszip
 from bayeszip import codec
-from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
+from bayeszip.errors import BayeszipError, DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
@@ -352,6 +352,45 @@ class TestRuns:
         with pytest.raises(TrainingError, match=message):
             compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8))
         check(batch_norm(), compress(batch_norm(), data=ResidentBatches(INPUTS[:17], LABELS[:17], 8, drop_last=True)))
+
+    def test_a_generator_in_place_of_a_loader(self):
+        with pytest.raises(DataError, match=r"gave no batch; .* A generator gives batches once"):
+            compress(mlp(), data=(batch for batch in [(INPUTS, LABELS)]), example_inputs=(INPUTS[:2],))
+
+    @pytest.mark.parametrize(
+        ("loss", "message"),
+        [
+            (lambda outputs, targets: 1.0, "must be one number, a mean over the batch, as a tensor; it is a float"),
+            (lambda outputs, targets: outputs.square().sum(1), r"must be one number, .*; it is of shape \(8,\)"),
+            (lambda outputs, targets: outputs.detach().square().mean(), "doesn't depend on the network's weights"),
+        ],
+    )
+    def test_a_loss_that_is_none(self, loss, message):
+        with pytest.raises(BayeszipError, match=message):
+            compress(mlp(), loss=loss)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"rates": 2.0}, "rates are several numbers"),
+            ({"augment": 3}, "augment is text, an Augmentation, or a function of a batch, not 3"),
+        ],
+    )
+    def test_options_that_are_something_else(self, options, message):
+        with pytest.raises(RecipeError, match=message):
+            compress(mlp(), **options)
+
+    @pytest.mark.parametrize("network", [None, nn.Linear, {"weight": torch.zeros(2, 2)}])
+    def test_no_network(self, network):
+        with pytest.raises(ModelError, match=r"a network is a torch\.nn\.Module, not "):
+            compress(network)
+
+    def test_targets_that_lie_in_the_image_are_not_left_behind(self):
+        net = nn.Conv2d(1, 3, 3, padding=1)
+        images, masks = torch.randn(16, 1, 6, 6), torch.randint(0, 3, (16, 6, 6))
+        for data in (ResidentBatches(images, masks, 8), [(images, masks)]):
+            with pytest.raises(BayeszipError, match="would move images and leave their targets"):
+                compress(net, data=data, augment="shift=1,flip")
 
     def test_all_labels_equal(self):
         result = compress(mlp(), data=ResidentBatches(INPUTS, torch.zeros_like(LABELS), 8))

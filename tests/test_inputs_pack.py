@@ -328,6 +328,7 @@ def test_a_module_without_values_is_refused_by_name(make, message):
         ((), "example_inputs must be tensors whose first dimension is the batch"),
         ((torch.tensor(1.0),), "example_inputs must be tensors whose first dimension is the batch"),
         (("text",), "example_inputs must be tensors"),
+        (np.ones((2, 4)), "example_inputs must be tensors, in the order of forward, not ndarray"),
         ((random(0, 4),), "the example inputs are empty"),
         ((random(2, 4), random(3, 4)), "disagree on the batch size"),
         ((random(2, 4), random(2, 4)), "doesn't take 2 example inputs"),
@@ -337,3 +338,20 @@ def test_a_module_without_values_is_refused_by_name(make, message):
 def test_example_inputs_that_make_no_sense_are_refused(inputs, message):
     with pytest.raises(ModelError, match=message):
         bayeszip.pack(nn.Linear(4, 3), example_inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear, "a network or tensors by name, not a type"),
+        (lambda: torch.jit.trace(nn.Linear(4, 3), random(2, 4)), r"torch\.jit has scripted or traced this network"),
+        (
+            lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), {nn.Linear}),
+            r"0\.\S+ holds its weights as a \w+, not as a tensor: the network is quantized already",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_hides_its_weights_is_refused(make, message):
+    with pytest.raises(ModelError, match=message):
+        bayeszip.pack(make(), example_inputs=random(2, 4))

@@ -36,6 +36,13 @@ def test_frozen_norms_are_not_trained():
     assert trained_norms(net) == [net[2][1]]
 
 
+def test_a_norm_without_parameters_is_frozen_with_what_it_is_in():
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)), nn.Linear(4, 2))
+    assert trained_norms(net) == [net[0][1]]
+    net[0].requires_grad_(False)
+    assert trained_norms(net) == []
+
+
 def test_a_norm_without_parameters_has_nothing_to_freeze():
     net = nn.Sequential(nn.BatchNorm2d(4, affine=False))
     set_training(net)

@@ -109,10 +109,10 @@ def at_rates(settings: Recipe, rates: Sequence[float], target: object | None) ->
     Raises:
         RecipeError: one of them is none, or there twice; or a target, or trials, decide how small the file is.
     """
+    if isinstance(rates, str) or not isinstance(rates, Sequence):
+        raise RecipeError(f"rates are several numbers: (0.5, 1, 2), not {rates!r}")
     if not rates:
         return ()
-    if isinstance(rates, str):
-        raise RecipeError(f"rates are several numbers: (0.5, 1, 2), not {rates!r}")
     if target is not None:
         raise RecipeError("a target decides how small the file is, and rates make several files; give one of them")
     if settings.quantization.rate_trials:

@@ -25,26 +25,31 @@ def training(network: nn.Module) -> Iterator[None]:
 
 
 def set_training(network: nn.Module) -> None:
-    """Into `train()`, but for batch norms that are frozen: their statistics are to stay, like all that is theirs."""
+    """Into `train()`, but for norms that are frozen: their statistics are to stay, like all that is theirs."""
     network.train()
-    for layer in _batch_norms(network):
-        if _is_frozen(layer):
-            layer.eval()
+    for layer in _frozen_norms(network):
+        layer.eval()
 
 
-def trained_norms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Its batch norms, but for those that are frozen."""
-    return [layer for layer in _batch_norms(network) if not _is_frozen(layer)]
+def trained_norms(network: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """Its norms that take statistics, but for those that are frozen."""
+    frozen = _frozen_norms(network)
+    return [layer for layer in _norms(network) if layer not in frozen]
 
 
-def _batch_norms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+def _norms(network: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    found = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._NormBase)]
+    return [layer for layer in found if layer.running_mean is not None]
 
 
-def _is_frozen(layer: nn.Module) -> bool:
-    """Whether it has parameters, and none is to be trained."""
-    trained = [parameter.requires_grad for parameter in layer.parameters()]
-    return bool(trained) and not any(trained)
+def _frozen_norms(network: nn.Module) -> set[nn.modules.batchnorm._NormBase]:
+    """Those in parts of the network that have parameters, and none to be trained."""
+    frozen = set[nn.modules.batchnorm._NormBase]()
+    for part in network.modules():
+        trained = [parameter.requires_grad for parameter in part.parameters()]
+        if trained and not any(trained):
+            frozen.update(_norms(part))
+    return frozen
 
 
 @contextlib.contextmanager

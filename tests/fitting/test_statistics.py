@@ -30,6 +30,25 @@ def test_they_are_those_of_the_network_as_it_is():
     assert net[1].momentum == 0.1
 
 
+def test_norms_that_a_network_keeps_in_eval_and_such_that_nothing_passes_keep_theirs():
+    class Stubborn(nn.Sequential):
+        def train(self, mode: bool = True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    net = Stubborn(*network())
+    net.add_module("unused", nn.BatchNorm1d(3))
+    net.forward = lambda inputs: net[3](net[2](net[1](net[0](inputs))))
+    for norm in (net[1], net.unused):
+        norm.running_mean.fill_(2.0)
+        norm.num_batches_tracked.fill_(7)
+    renew_statistics(net, [tensors()])
+    for norm in (net[1], net.unused):
+        assert (norm.running_mean == 2).all()
+        assert norm.num_batches_tracked == 7
+
+
 def test_neither_the_loader_nor_random_numbers_notice():
     inputs, targets = tensors()
     shuffled = DataLoader(TensorDataset(inputs, targets), 16, shuffle=True, generator=torch.Generator().manual_seed(3))

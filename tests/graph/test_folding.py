@@ -167,6 +167,25 @@ def test_rounding_moves_as_far_as_it_may(block, error):
     assert round_norms(folded, deviations, 0.0) is folded
 
 
+@pytest.mark.parametrize("features", [5, 7])
+def test_a_norm_over_another_dimension_than_a_linear_layer_makes_is_not_folded(features):
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, features), nn.BatchNorm1d(5)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.linear(inputs))
+
+    torch.manual_seed(0)
+    network, inputs = lively(Sequence()), torch.randn(3, 5, 4)
+    model = compressed(network, inputs)
+    folded, _ = fold_norms(model)
+    assert [node.op for node in folded.graph.nodes][-1] == "batch_norm1d"
+    graph.prove_same(model, folded, (inputs,))
+    assert bayeszip.pack(network, example_inputs=(inputs,)).bytes > 0
+
+
 def test_a_shift_that_no_grid_holds_stays_as_it_is(block):
     with torch.no_grad():
         block.bn1.weight.fill_(1e-3)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.settings import at_least, between, check, setting
 
-__all__ = ["Augmentation", "Transform", "augmented", "name_of"]
+__all__ = ["Augmentation", "Transform", "augmented", "check_augment", "name_of"]
 
 #: What a user may give in place of an `Augmentation`: a batch of inputs → as many inputs. It draws its random numbers
 #: from torch's global generator, if any.
@@ -159,17 +159,38 @@ class Augmentation:
         return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
 
-def augmented(inputs: Any, augment: Augmentation | Transform | None, generator: torch.Generator | None) -> Any:
-    """A batch of inputs as training is to see them; a user's transform is held to give as many as it was given.
+def check_augment(augment: object) -> None:
+    """Refuse what changes no images.
 
     Raises:
-        DataError: the inputs are none that `augment` can change, or a transform gave something else than a batch.
+        RecipeError: it is neither an `Augmentation` nor a function.
+    """
+    if augment is not None and not isinstance(augment, Augmentation) and not callable(augment):
+        raise RecipeError(f"augment is text, an Augmentation, or a function of a batch, not {augment!r}; {_SYNTAX}")
+
+
+def augmented(
+    inputs: Any, augment: Augmentation | Transform | None, generator: torch.Generator | None, targets: Any = None
+) -> Any:
+    """A batch of inputs as training is to see them; a user's transform is held to give as many as it was given.
+
+    Args:
+        targets: those of the batch, which stay as they are.
+
+    Raises:
+        DataError: the inputs are none that `augment` can change, or a transform gave something else than a batch; or
+            targets say something of each pixel, and pixels would move away under them.
     """
     if augment is None:
         return inputs
     if isinstance(augment, Augmentation):
         if not isinstance(inputs, Tensor):
             raise DataError(f"augment={augment} changes one tensor of images, not {type(inputs).__name__} of inputs")
+        if isinstance(targets, Tensor) and targets.dim() > 2 and targets.shape[-2:] == inputs.shape[-2:]:
+            raise DataError(
+                f"augment={augment} would move images and leave their targets, which have as many rows and columns; "
+                "give a loader that changes both alike"
+            )
         return augment.apply(inputs, generator)
     changed = augment(inputs)
     if _rows(changed) is None or _rows(changed) != _rows(inputs):

@@ -109,20 +109,33 @@ class Likelihood:
         return cls(loss, kind, closeness=1.0 if kind in ("squared", "absolute") else None)
 
     def plain(self, outputs: Any, targets: Any) -> Tensor:
-        """The loss as its owner knows it."""
+        """The loss as its owner knows it.
+
+        Raises:
+            DataError: it is not one number, or nobody knows which of the outputs it is about.
+        """
         if self.kind == "unknown" or isinstance(outputs, Tensor):
-            return self.function(outputs, targets)
+            return _one_number(self.function(outputs, targets))
         found = predictions(outputs)
         if found is None:
             raise DataError(
                 f"the network returns {type(outputs).__name__}, of which the loss can't know what to take; give "
                 "loss=function(outputs, targets), or return it under the name logits"
             )
-        return self.function(found, targets)
+        return _one_number(self.function(found, targets))
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """Nats per example, without what does not depend on the network."""
-        loss = self.plain(outputs, targets)
+        """Nats per example, without what does not depend on the network.
+
+        Raises:
+            DataError: it can't be differentiated, though outputs can.
+        """
+        loss, found = self.plain(outputs, targets), predictions(outputs)
+        if found is not None and found.requires_grad and not loss.requires_grad:
+            raise DataError(
+                "the loss doesn't depend on the network's weights: was it computed from detached outputs, or made a "
+                "number on the way?"
+            )
         if self.weight is None:
             return loss
         factor = self.weight * self._elements(outputs, targets)
@@ -195,6 +208,13 @@ class Likelihood:
         if self.kind == "classes" and ours is not None and len(tensors) == 1 and ours.shape == tensors[0].shape:
             return count / ours.shape[1]
         return count
+
+
+def _one_number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        told = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise DataError(f"the loss must be one number, a mean over the batch, as a tensor; it is {told}")
+    return loss
 
 
 class _Totals:

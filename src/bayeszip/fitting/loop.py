@@ -361,7 +361,10 @@ class Fitting:
             self.watcher.on_batch(self.phase, done)
             self._rest("step")
         if not self.batch:
-            raise DataError("the training data gave no batch; check the loader (and drop_last)")
+            raise DataError(
+                "the training data gave no batch; check the loader (and drop_last). A generator gives batches once, "
+                "and each epoch needs them: give a list, or a loader"
+            )
 
     def _is_recorded(self) -> bool:
         """Whether steps are recorded and replayed: on a GPU, where a step is nothing but itself."""
@@ -385,7 +388,8 @@ class Fitting:
     def _take_step(self, dials: Dials, batch: Batch) -> None:
         course, optimizer = self.course, cast(torch.optim.Optimizer, self.optimizer)
         batch = batch.to(self.device)
-        batch = dataclasses.replace(batch, inputs=augmented(batch.inputs, self._augment, self._augmenting))
+        inputs = augmented(batch.inputs, self._augment, self._augmenting, batch.targets)
+        batch = dataclasses.replace(batch, inputs=inputs)
 
         def inspect(parts: Tensor) -> None:
             self._check(find_not_finite(course, parts, batch), f", step {self.batch + 1}")

@@ -100,7 +100,7 @@ class ResidentBatches:
         return Batch(inputs, self.targets.index_select(0, rows), rows)
 
     def _augmented(self, inputs: Tensor) -> Tensor:
-        changed: Tensor = augmented(inputs, self.augment, self.augmenting)
+        changed: Tensor = augmented(inputs, self.augment, self.augmenting, self.targets)
         return changed
 
     def augmented_by(self, augment: Augmentation | Transform) -> "ResidentBatches":

@@ -81,7 +81,8 @@ class StagedSteps:
         self._sums += take_step(self._course, self._optimizer, dials, batch, engine=self._engine)
 
     def _augmented(self, batch: Batch) -> Batch:
-        return dataclasses.replace(batch, inputs=augmented(batch.inputs, self._augment, self._augmenting))
+        inputs = augmented(batch.inputs, self._augment, self._augmenting, batch.targets)
+        return dataclasses.replace(batch, inputs=inputs)
 
     def _record(self, batch: Batch) -> None:
         staging = _Staging(batch, self._device)

@@ -22,33 +22,43 @@ ENOUGH = 2**15
 def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation | Transform | None = None) -> None:
     """Replace the statistics of all batch norms by those of the network as it is, over a part of the training data.
 
-    Norms that are frozen keep theirs.
+    Norms that are frozen, or that the network itself keeps in `eval()`, keep theirs.
 
     It is shown them as in training, changed by `augment`: those are the statistics that its weights were trained with.
 
     The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
     it is asked.
     """
-    norms = [layer for layer in trained_norms(network) if layer.running_mean is not None]
-    if not norms:
+    if not trained_norms(network):
         return
-    momenta = [layer.momentum for layer in norms]
+    device, seen = next(network.parameters()).device, 0
+    drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
+    with training(network), _taken_anew(network), undisturbed(loader) as batches:
+        for batch in on_device(batches, device):
+            with running("statistics"):
+                called_with(network, augmented(batch.inputs, augment, drawing))
+            seen += rows_of(batch.targets)
+            if seen >= ENOUGH:
+                break
+
+
+@contextlib.contextmanager
+def _taken_anew(network: nn.Module) -> Iterator[None]:
+    """Norms begin with no statistics, and take plain averages; those that nothing passes get the old ones back."""
+    # A network may keep norms in `eval()` whatever it is told: these are not to be touched.
+    norms = [layer for layer in trained_norms(network) if layer.training]
+    before = [(layer.momentum, {name: buffer.clone() for name, buffer in layer.named_buffers()}) for layer in norms]
     for layer in norms:
         layer.reset_running_stats()
         layer.momentum = None  # a plain average
-    device, seen = next(network.parameters()).device, 0
-    drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
     try:
-        with training(network), undisturbed(loader) as batches:
-            for batch in on_device(batches, device):
-                with running("statistics"):
-                    called_with(network, augmented(batch.inputs, augment, drawing))
-                seen += rows_of(batch.targets)
-                if seen >= ENOUGH:
-                    break
+        yield
     finally:
-        for layer, momentum in zip(norms, momenta, strict=True):
+        for layer, (momentum, buffers) in zip(norms, before, strict=True):
             layer.momentum = momentum
+            if layer.num_batches_tracked is None or not layer.num_batches_tracked:
+                for name, buffer in layer.named_buffers():
+                    buffer.copy_(buffers[name])
 
 
 @contextlib.contextmanager

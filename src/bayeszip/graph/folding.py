@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bayeszip.graph.soundness import shapes, states_inputs
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 __all__ = ["CHANNELS", "fold_norms"]
@@ -38,7 +39,7 @@ def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[Co
     """
     if model.graph is None:
         return model, {}
-    folding = _Folding(dict(model.tensors), model.graph)
+    folding = _Folding(model, model.graph)
     for position, node in enumerate(model.graph.nodes):
         if node.op.startswith("batch_norm") and not any(name in frozen for name in node.tensors):
             folding.fold(position, node)
@@ -66,14 +67,12 @@ class _Affine:
 
 
 class _Folding:
-    """A model on its way to fewer norms.
+    """A model on its way to fewer norms."""
 
-    Args:
-        tensors: changed in place.
-    """
-
-    def __init__(self, tensors: Tensors, graph: Graph) -> None:
-        self._tensors, self._graph = tensors, graph
+    def __init__(self, model: CompressedModel, graph: Graph) -> None:
+        self._tensors: Tensors = dict(model.tensors)
+        self._graph = graph
+        self._shapes = shapes(model) if states_inputs(graph) else []
         self._nodes: list[Node | None] = list(graph.nodes)
         #: What a folded norm gave → what gives it now.
         self._stands_for: dict[int, int] = {}
@@ -90,7 +89,7 @@ class _Folding:
         (source,) = norm.inputs
         producer = source - self._graph.inputs
         node = self._nodes[producer] if producer >= 0 else None
-        if node is None or self._readers[source] > 1 or not self._takes_scales(node):
+        if node is None or self._readers[source] > 1 or not self._takes_scales(node, source):
             self._reduce(norm, affine)
             return
         self._nodes[producer] = self._scaled(node, affine, str(norm.tensors[1]))
@@ -114,7 +113,10 @@ class _Folding:
         exact = np.isfinite(scale).all() and np.isfinite(shift).all()
         return _Affine(scale, shift) if exact else None
 
-    def _takes_scales(self, node: Node) -> bool:
+    def _takes_scales(self, node: Node, value: int) -> bool:
+        """Whether the channels of what a node gives, `value`, are those of its weight, which is quantized."""
+        if node.op == "linear" and not (self._shapes and len(self._shapes[value]) == 2):
+            return False  # of more dimensions a norm's channels are the second, and a linear layer's the last
         weight = None if not node.tensors or node.tensors[0] is None else self._tensors[node.tensors[0]]
         if node.op not in CHANNELS or not isinstance(weight, QuantizedTensor) or not weight.size:
             return False

@@ -194,7 +194,7 @@ def _norms_given_back(model: CompressedModel, owners: dict[str, nn.Module]) -> d
             continue
         path = str(node.tensors[1]).rpartition(".")[0]
         norm, count = owners.get(path), model.tensors[str(node.tensors[1])].size
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or f"{path}.running_var" in model.tensors:
+        if not isinstance(norm, nn.modules.batchnorm._NormBase) or f"{path}.running_var" in model.tensors:
             continue
         ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
         given[f"{path}.weight"] = RawTensor(ones, "float32")

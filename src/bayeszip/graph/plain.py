@@ -20,7 +20,16 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The network that data-parallel training or `torch.compile` was wrapped around."""
+    """The network that data-parallel training or `torch.compile` was wrapped around.
+
+    Raises:
+        ModelError: it is no network, or one that TorchScript has made into a program.
+    """
+    if not isinstance(module, nn.Module):
+        said = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise ModelError(f"a network is a torch.nn.Module, not {said}; give the network itself")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError("torch.jit has scripted or traced this network, which hides its layers; give the one before")
     while True:
         if isinstance(module, DataParallel | DistributedDataParallel):
             module = module.module
@@ -57,6 +66,13 @@ def plain_copy(module: nn.Module) -> nn.Module:
     module = unwrapped(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         check_tensor(tensor, name)
+    for name, held in module.state_dict().items():
+        # What else a module wants to keep is its own affair; weights that are packed away are not.
+        if not isinstance(held, Tensor) and not name.endswith("_extra_state"):
+            raise ModelError(
+                f"{name} holds its weights as a {type(held).__name__}, not as a tensor: the network is quantized "
+                "already. Give the one in floating point"
+            )
     # Tensors that a layer keeps beside its parameters, and that were computed, refuse to be copied.
     beside = {
         id(value): value.detach().clone()

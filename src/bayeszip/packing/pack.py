@@ -72,6 +72,8 @@ def pack(
     if calibration is not None and (network is None or components is not None or max_error is not None):
         raise RecipeError("calibration needs a network, not its tensors alone, and quality or max_bytes")
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    if inputs is not None and not isinstance(inputs, Sequence):
+        raise ModelError(f"example_inputs must be tensors, in the order of forward, not {type(inputs).__name__}")
     exactly = components is not None or max_error is not None
     target = _Target(network, tensors, inputs, coding or (AS_IT_IS if exactly else None))
     if components is not None:
