@@ -92,7 +92,7 @@ def points(model: str, path: Path, python: str, data: str, steps: list[int]) -> 
     load_weights(network, path)
     network.to(device)
     validation = load_data(data, batch_size=256, seed=0, device=device).validation
-    test = load_test(data, device=device)
+    test = load_test(data, device=device).loader
     held = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     told = options(steps)
     found = []

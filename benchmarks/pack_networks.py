@@ -141,7 +141,7 @@ def main() -> None:
         network = train(name, arguments.cifar)
         save_file(network.state_dict(), arguments.output / f"{name}.safetensors")
         spec = arguments.cifar if NETWORKS[name][1] == "cifar10" else NETWORKS[name][1]
-        right = evaluate(network, load_test(spec, device=torch.device("cpu")))
+        right = evaluate(network, load_test(spec, device=torch.device("cpu")).loader)
         count = sum(parameter.numel() for parameter in network.parameters())
         print(f"{name}: {count:,} parameters, {100 * right:.2f} %, {time.perf_counter() - begin:.0f} s", flush=True)
 

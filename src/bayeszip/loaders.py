@@ -4,7 +4,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +18,16 @@ from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.likelihood import LOSSES
 from bayeszip.models import made_by, named
 
-__all__ = ["Loaders", "load_data", "load_test", "load_weights", "named_loss", "named_metric", "read_weights"]
+__all__ = [
+    "Loaders",
+    "Reported",
+    "load_data",
+    "load_test",
+    "load_weights",
+    "named_loss",
+    "named_metric",
+    "read_weights",
+]
 
 #: Images evaluated at once.
 EVALUATION_BATCH = 1000
@@ -49,16 +58,24 @@ def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) ->
     )
 
 
-def load_test(spec: str, *, device: torch.device) -> Loader:
+class Reported(NamedTuple):
+    """What a file is reported on, and what that is: `test`, or `validation` where there is nothing else."""
+
+    loader: Loader
+    kind: str
+
+
+def load_test(spec: str, *, device: torch.device) -> Reported:
     """The test batches of the data that `load_data` knows by `spec`; of a factory without any, those for validation.
 
     Raises:
         DataError: the data is missing or damaged, or the factory returned something else.
     """
     if not _is_built_in(spec):
-        return _from_factory(spec)[-1]
+        made = _from_factory(spec)
+        return Reported(made[-1], "test" if len(made) > 2 else "validation")
     test = data.load_test(spec).to(device)
-    return ResidentBatches(test.images, test.labels, EVALUATION_BATCH)
+    return Reported(ResidentBatches(test.images, test.labels, EVALUATION_BATCH), "test")
 
 
 def _is_built_in(spec: str) -> bool:

@@ -189,6 +189,7 @@ def test_own_loaders_and_the_report_in_words(run, folder):
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     assert "the whole file" in done.stdout
+    assert "validation accuracy" in done.stdout.splitlines()[-1]
     assert "written to own.bayz" in done.stdout
     assert "phase vd" in done.stderr
 

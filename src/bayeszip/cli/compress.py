@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bayeszip.fitting import Judge, Likelihood, Watcher
     from bayeszip.fitting.batches import Loader
     from bayeszip.fitting.keeper import Checkpointing
-    from bayeszip.loaders import Loaders
+    from bayeszip.loaders import Loaders, Reported
     from bayeszip.progress import Watchers
     from bayeszip.recipe import Recipe
     from bayeszip.result import Result
@@ -239,8 +239,8 @@ def compress(
         _show_preview(network, loaders, chosen, judged_by, target, pretrain, further, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
-    test = load_test(data, device=target)
-    with _missed_is_kept(output, run, test), _watched(chosen, pretrain, further, run, log) as watcher:
+    reported = load_test(data, device=target)
+    with _missed_is_kept(output, run, reported.loader), _watched(chosen, pretrain, further, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -256,7 +256,7 @@ def compress(
             **goal,
             **way,
         )
-    _deliver(result, test, output, run, as_json)
+    _deliver(result, reported, output, run, as_json)
     leave()
 
 
@@ -386,7 +386,7 @@ def _check_places(output: Path | None, run: Path | None, rates: Sequence[float])
             create_folder(run)
 
 
-def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, as_json: bool) -> None:
+def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | None, as_json: bool) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.record import file_figures, write_record
@@ -394,7 +394,7 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
     if not is_main_process():
         return
     judge, places = _judge(result), {output: result, **{_beside(output, each.rate): each for each in result.others}}
-    figures = [file_figures(each.network(), each.description, test, judge) for each in places.values()]
+    figures = [file_figures(each.network(), each.description, reported.loader, judge) for each in places.values()]
     for path, each in places.items():
         each.save(path)
     if run is not None:
@@ -411,7 +411,7 @@ def _deliver(result: "Result", test: "Loader", output: Path, run: Path | None, a
     for path, own in zip(places, figures, strict=True):
         accuracy = own["accuracy"]
         said = f"loss {own['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
-        typer.echo(f"test {said}, written to {path}")
+        typer.echo(f"{reported.kind} {said}, written to {path}")
 
 
 def _judge(result: "Result") -> "Judge | None":

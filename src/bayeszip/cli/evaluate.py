@@ -49,7 +49,7 @@ def evaluate(
     judge = None
     if loss is not None or metric is not None:
         judge = Judge(named_loss(loss or "cross-entropy"), None if metric is None else named_metric(metric))
-    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target), judge)
+    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target).loader, judge)
     if as_json:
         typer.echo(json.dumps(figures))
     else:

@@ -103,7 +103,7 @@ def do(task: Task) -> list[Record]:
     if task.run.sealed:
         return [record_of(task.run, name, each, size_figures(each.description)) for name, each in endings.items()]
     # On a CPU, as anyone can repeat it.
-    test = load_test(task.data, device=torch.device("cpu"))
+    test = load_test(task.data, device=torch.device("cpu")).loader
     before, records = evaluate(network.to(device), test), []
     for name, each in endings.items():
         figures = {**file_figures(each.network().cpu(), each.description, test), "accuracy_before": before}
