@@ -72,14 +72,14 @@ NETWORKS: dict[str, Network] = {
         title="ResNet-20-4",
         pretraining="l2.rate_theta=0.1 l2.epochs=110",
         augment_before="shift=4,flip,cutout=8",
-        settings="vd+sws.epochs=15",
+        settings="vd+sws.epochs=15 mixture.components=9",
     ),
     "vgg-16": replace(
         _CIFAR,
         title="VGG-16",
         pretraining="l2.rate_theta=0.1 l2.epochs=112",
         augment_before="shift=4,flip,cutout=16",
-        settings="vd+sws.epochs=15",
+        settings="vd+sws.epochs=15 mixture.components=9",
     ),
 }
 
@@ -101,9 +101,14 @@ WAYS: dict[str, Way] = {
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
     "smallest-half": Way("epochs_scale=0.5", "by the recipe `smallest` with half of its epochs", "smallest"),
     "shorter": Way(
-        "epochs_scale=0.7 l2.epochs=160 vd+sws.epochs=35 vd.rate_log_sigma2=0.0014", "with 0.7 of the epochs"
+        "epochs_scale=0.7 l2.epochs=160 vd+sws.epochs=35 vd.rate_log_sigma2=0.0014 mixture.components=17",
+        "with 0.7 of the epochs",
     ),
-    "half": Way("epochs_scale=0.5 l2.epochs=120 vd+sws.epochs=35 vd.rate_log_sigma2=0.002", "with half of the epochs"),
+    "half": Way(
+        "epochs_scale=0.5 l2.epochs=120 vd+sws.epochs=35 vd.rate_log_sigma2=0.002 mixture.components=17",
+        "with half of the epochs",
+    ),
+    "coarse": Way("mixture.components=9", "with 9 components"),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
@@ -219,12 +224,13 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
+    Curve("resnet-20", True, (0.2,), ((0.2, 0), (0.2, 0.25)), _RATES, "coarse"),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
-    Curve("resnet-20-4", True, (0.15,), ((0.15, 0.25), (0.15, 0.5)), _RATES),
+    Curve("resnet-20-4", True, (0.1,), ((0.1, 0.25), (0.1, 0.5)), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("vgg-16", True, (0.1,), ((0.1, 0.25), (0.1, 0.5)), _RATES),
+    Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
 )
 

@@ -187,8 +187,8 @@ def in_order(network: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
         missing = next((name for name in known if name not in inputs), "")
         reason = f"it has no argument {strange[0]}" if strange else f"{missing} comes before {leading[-1]}"
         raise DataError(
-            f"the inputs {', '.join(inputs)} can't be put in the order of {type(network).__name__}.forward: {reason}; "
-            "give example_inputs"
+            f"the inputs {', '.join(inputs)} can't be put in the order of {type(network).__name__}.forward: {reason}. "
+            f"Wrap the network in one of your own with `def forward(self, {', '.join(inputs)})` that calls it by name"
         )
     return tuple(inputs[name] for name in leading)
 
