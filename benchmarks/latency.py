@@ -56,19 +56,24 @@ class Row:
 def default_files() -> list[Path]:
     """The first and the last headline of ResNet-20 and of VGG-16, a LeNet-5, and what the prior on units makes of
     networks beside none of the parts: as far as they are there."""
-    names = [
-        [f"{point.name}-{UNTOUCHED[0]}" for point in curve.points() if point.is_headline]
-        for curve in CURVES
-        if curve.model in ("resnet-20", "vgg-16") and curve.augmented and not curve.way
-    ]
-    held = [_held("frontier", each) for each in names]
     parts = [
         f"{ablated.model}-tau1={ablated.strengths[0]:g}-{part}-{ablated.seeds[0]}"
         for ablated in ABLATED
         for part in ("none", "groups")
     ]
-    headlines = dict.fromkeys(path for paths in held for path in (*paths[:1], *paths[-1:]))
+    headlines = [path for model in ("resnet-20", "vgg-16") for path in _headlines(model)]
     return [ROOT / "results" / "table" / "lenet-5-vd+sws-10.bayz", *headlines, *_held("parts", parts)]
+
+
+def _headlines(model: str) -> list[Path]:
+    """Two of its first curve with augmentation, and of the first seed, that have any."""
+    for curve in (curve for curve in CURVES if curve.model == model and curve.augmented):
+        quoted = [point.name for point in curve.points() if point.is_headline]
+        for seed in UNTOUCHED:
+            held = _held("frontier", [f"{name}-{seed}" for name in quoted])
+            if held:
+                return list(dict.fromkeys((held[0], held[-1])))
+    return []
 
 
 def _held(experiment: str, names: list[str]) -> list[Path]:
