@@ -341,3 +341,12 @@ def test_a_network_of_dependent_values_is_loaded_and_shown_as_any_other(tmp_path
         assert torch.equal(loaded(inputs), packed.network()(inputs))
         assert torch.allclose(into(inputs), loaded(inputs), atol=1e-5)
     assert codec.encode(codec.decode(packed.blob)) == packed.blob
+
+
+def test_a_matrix_with_nan_is_kept_and_named():
+    net = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    assert bayeszip.pack(net).warnings == ()
+    with torch.no_grad():
+        net[0].weight[2, 3] = torch.nan
+    result = bayeszip.pack(net)
+    assert "since it holds NaN or infinity: 0.weight." in result.report()

@@ -178,7 +178,16 @@ class _Target:
         else:
             self._write(trial)
             result = self._formed(self._form, trial).code(trial.tensors)
-        return dataclasses.replace(result, moved=moved)
+        return dataclasses.replace(result, moved=moved, warnings=self._not_finite())
+
+    def _not_finite(self) -> tuple[str, ...]:
+        """What can't be quantized for what it holds, and costs its whole size: a network that was trained to ruin."""
+        floating = {name: tensor for name, tensor in self._tensors.items() if tensor.is_floating_point()}
+        broken = [name for name, tensor in floating.items() if tensor.dim() > 1 and not tensor.isfinite().all()]
+        if not broken:
+            return ()
+        listed = ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
+        return (f"kept as it is, since it holds NaN or infinity: {listed}. Is this the network you meant?",)
 
     def _formed(self, form: Form, trial: Trial) -> Form:
         """The form whose norms move by as much as they should, unless the caller has said how much that is."""
