@@ -110,6 +110,23 @@ def test_what_cannot_be_folded_takes_two_vectors(block):
         assert len(np.unique(folded.tensors[name].symbols)) == 1
 
 
+def test_a_norm_that_is_used_twice_takes_two_vectors():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.norm = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.two(torch.relu(self.norm(self.one(inputs)))))
+
+    torch.manual_seed(0)
+    model = compressed(lively(Shared()), INPUT)
+    folded, _ = fold_norms(model)
+    assert [node.op for node in folded.graph.nodes].count("batch_norm2d") == 2
+    assert isinstance(folded.tensors["norm.running_var"], QuantizedTensor)
+    graph.prove_same(model, folded, (INPUT,))
+
+
 def test_what_is_frozen_shared_or_not_quantized_is_left_alone(block):
     model = compressed(block, INPUT)
     folded, deviations = fold_norms(model, frozen={"bn1.weight"})

@@ -89,7 +89,8 @@ class _Folding:
         (source,) = norm.inputs
         producer = source - self._graph.inputs
         node = self._nodes[producer] if producer >= 0 else None
-        if node is None or self._readers[source] > 1 or not self._takes_scales(node, source):
+        alone = all(self._uses[str(name)] == 1 for name in norm.tensors)
+        if node is None or not alone or self._readers[source] > 1 or not self._takes_scales(node, source):
             self._reduce(norm, affine)
             return
         self._nodes[producer] = self._scaled(node, affine, str(norm.tensors[1]))
@@ -99,11 +100,13 @@ class _Folding:
         self._stands_for[self._graph.inputs + position] = source
 
     def _affine(self, norm: Node) -> _Affine | None:
-        """None where a tensor is missing, not plain float32, or read by others too."""
+        """None where a tensor is missing, not plain float32, or read by others than this very norm, used again."""
+        if any(set(norm.tensors) & set(other.tensors) and not _alike(norm, other) for other in self._graph.nodes):
+            return None
         found = []
         for name in norm.tensors:
             tensor = None if name is None else self._tensors[name]
-            if not isinstance(tensor, RawTensor) or tensor.dtype != "float32" or self._uses[str(name)] > 1:
+            if not isinstance(tensor, RawTensor) or tensor.dtype != "float32":
                 return None
             found.append(tensor.values.astype(np.float64))
         weight, bias, mean, variance = found
@@ -167,6 +170,10 @@ class _Folding:
             name: self._tensors[name] for name in order if name in self._tensors
         }
         return replace(model, tensors=tensors, graph=replace(graph, nodes=tuple(nodes), outputs=outputs))
+
+
+def _alike(norm: Node, other: Node) -> bool:
+    return (norm.op, norm.tensors, norm.attributes) == (other.op, other.tensors, other.attributes)
 
 
 def _names(nodes: list[Node]) -> list[str]:
