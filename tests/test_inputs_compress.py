@@ -391,6 +391,7 @@ class TestRuns:
         for data in (ResidentBatches(images, masks, 8), [(images, masks)]):
             with pytest.raises(BayeszipError, match="would move images and leave their targets"):
                 compress(net, data=data, augment="shift=1,flip")
+            assert compress(net, data=data, augment="cutout=2").bytes
 
     def test_all_labels_equal(self):
         result = compress(mlp(), data=ResidentBatches(INPUTS, torch.zeros_like(LABELS), 8))

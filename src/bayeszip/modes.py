@@ -18,7 +18,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def training(network: nn.Module) -> Iterator[None]:
-    """The same as `set_training` leaves it."""
+    """The network as `set_training` leaves it; afterwards each of its modules is in the mode that it was in."""
     with _restored(network):
         set_training(network)
         yield

@@ -79,6 +79,11 @@ class Augmentation:
         parts += [f"cutout={self.cutout}"] if self.cutout else []
         return ",".join(parts) or "none"
 
+    @property
+    def moves(self) -> bool:
+        """Whether what is in an image may be elsewhere afterwards."""
+        return bool(self.shift or self.flip or self.rotation or self.scale or self.shear)
+
     def apply(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """As many images, N × channels × height × width, each changed by its own draw; the given ones stay as they are.
 
@@ -186,7 +191,8 @@ def augmented(
     if isinstance(augment, Augmentation):
         if not isinstance(inputs, Tensor):
             raise DataError(f"augment={augment} changes one tensor of images, not {type(inputs).__name__} of inputs")
-        if isinstance(targets, Tensor) and targets.dim() > 2 and targets.shape[-2:] == inputs.shape[-2:]:
+        lie_in_images = isinstance(targets, Tensor) and targets.dim() > 2 and targets.shape[-2:] == inputs.shape[-2:]
+        if lie_in_images and augment.moves:
             raise DataError(
                 f"augment={augment} would move images and leave their targets, which have as many rows and columns; "
                 "give a loader that changes both alike"

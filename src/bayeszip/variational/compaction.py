@@ -117,7 +117,7 @@ def _indices(alive: Tensor, multiple_of: int) -> Tensor:
     without channels is refused."""
     wanted = -(-max(1, int(alive.sum())) // multiple_of) * multiple_of
     # The sort is stable: those alive come first, each part in order.
-    first = torch.argsort(alive, descending=True, stable=True)[:wanted]
+    first = torch.argsort(alive.int(), descending=True, stable=True)[:wanted]
     return first.sort().values
 
 
