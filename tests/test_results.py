@@ -70,6 +70,7 @@ def test_a_record_tells_how_its_training_went():
         # For a figure to keep, several files are tried.
         tries = len(epochs) // settings.closing.epochs if "points" in record.get("target", "") else 1
         assert len(epochs) == tries * settings.closing.epochs
+        assert tries or not settings.closing.epochs
         trained = [epoch["accuracy"] for epoch in history_of(record) if epoch["phase"] != settings.closing.name]
         assert record["validation_accuracy_trained"] == (trained or [record["validation_accuracy_before"]])[-1]
 

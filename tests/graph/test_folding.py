@@ -127,7 +127,7 @@ def test_a_norm_that_is_used_twice_takes_two_vectors():
     graph.prove_same(model, folded, (INPUT,))
 
 
-def test_what_is_frozen_shared_or_not_quantized_is_left_alone(block):
+def test_what_is_frozen_or_not_quantized_is_left_alone(block):
     model = compressed(block, INPUT)
     folded, deviations = fold_norms(model, frozen={"bn1.weight"})
     assert isinstance(folded.tensors["bn1.running_var"], RawTensor)

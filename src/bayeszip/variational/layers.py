@@ -335,8 +335,8 @@ def _amid_zeros(tensor: Tensor, place: int, indices: Tensor, size: int) -> Tenso
 
 
 class _Selected(torch.autograd.Function):
-    """`index_select` of places that are all different: its gradient is put in place where torch would add it up, place
-    by place, which takes a GPU longer than the layer itself."""
+    """`index_select` of places that are all different: its gradient is copied, where torch, which can't know that they
+    are, would add it up atomically."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, place: int, indices: Tensor) -> Tensor:
