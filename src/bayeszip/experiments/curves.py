@@ -43,6 +43,7 @@ class Network:
         seeds: how many a headline has.
         pretraining: settings of the pretraining, as `--set` takes them: its phase is called `l2`.
         augment_before: how images are changed in the pretraining, if otherwise.
+        beginning: the seed whose pretrained network all seeds begin from; None: each from its own.
         settings: what is changed in the recipe.
         mixed_precision: as `--mixed-precision` takes it.
     """
@@ -54,6 +55,7 @@ class Network:
     seeds: int
     pretraining: str = ""
     augment_before: str = ""
+    beginning: int | None = None
     settings: str = ""
     mixed_precision: str | None = None
 
@@ -72,14 +74,15 @@ NETWORKS: dict[str, Network] = {
         title="ResNet-20-4",
         pretraining="l2.rate_theta=0.1 l2.epochs=110",
         augment_before="shift=4,flip,cutout=8",
-        settings="vd+sws.epochs=15 mixture.components=9",
+        beginning=UNTOUCHED[0],
+        settings="vd+sws.epochs=15",
     ),
     "vgg-16": replace(
         _CIFAR,
         title="VGG-16",
         pretraining="l2.rate_theta=0.1 l2.epochs=112",
         augment_before="shift=4,flip,cutout=16",
-        settings="vd+sws.epochs=15 mixture.components=9",
+        settings="vd+sws.epochs=15",
     ),
 }
 
@@ -98,6 +101,14 @@ WAYS: dict[str, Way] = {
     "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
     "priced-free": Way(f"{PRICED} {_FREE}", "with the rate term, and symbols that are free in the closing phase"),
+    "dear": Way(
+        "all.rate.tau=4 vd.rate.ramp=0.2 reassign=true closing.epochs=40",
+        "with a rate term of 4, and symbols that are free in a closing phase of 40 epochs",
+    ),
+    "narrow": Way(
+        f"all.groups.tau=30 vd.groups.ramp=0.2 {_FREE}",
+        "with the prior on units, and symbols that are free in the closing phase",
+    ),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
     "smallest-half": Way("epochs_scale=0.5", "by the recipe `smallest` with half of its epochs", "smallest"),
     "shorter": Way(
@@ -200,6 +211,7 @@ def variant_of(
         data=network.data,
         augment=augment,
         augment_before=before,
+        beginning=network.beginning,
         mixed_precision=network.mixed_precision,
         seeds=seeds,
     )
@@ -220,6 +232,8 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", False, (0.7,), ((0.7, 0.5), (0.7, 1)), _RATES, "priced-free"),
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
     Curve("lenet-5", True, (4, 8), ((4, 0.5), (8, 0.25), (8, 0.5), (8, 0.75)), _RATES, "free"),
+    Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
+    Curve("lenet-5", True, (3, 6), ((3, 0), (3, 0.25), (6, 0), (6, 0.25)), (0.25, 0.5), "narrow"),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
@@ -230,7 +244,8 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
     Curve("resnet-20-4", True, (0.1,), ((0.1, 0.25), (0.1, 0.5)), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES),
+    Curve("vgg-16", True, (0.1,), ((0.1, 0), (0.1, 0.25)), _RATES),
+    Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
 )
 

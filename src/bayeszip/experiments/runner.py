@@ -55,12 +55,12 @@ class Task:
 
     @property
     def weights(self) -> Path:
-        """The pretrained network: of this model and seed, trained as the recipe says, in batches of its size."""
+        """The pretrained network: of this model and beginning, trained as the recipe says, in batches of its size."""
         settings, variant = self.run.recipe.scaled(), self.run.variant
         said = [str(settings.batch_size), *map(repr, settings.pretraining)]
         said += [repr(how) for how in (variant.augment_before, variant.mixed_precision) if how is not None]
         digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:8]
-        return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.seed}-{digest}.safetensors"
+        return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.beginning}-{digest}.safetensors"
 
     @property
     def unfinished(self) -> Path:
@@ -76,7 +76,8 @@ class Task:
 def do(task: Task) -> list[Record]:
     """What a worker does with a task; returns the run's records, one for each of its endings."""
     device = resolve_device(task.device)
-    recipe, variant, seed = task.run.recipe, task.run.variant, task.run.seed
+    recipe, variant = task.run.recipe, task.run.variant
+    seed = task.run.beginning if task.pretraining else task.run.seed
     loaders = load_data(task.data, batch_size=recipe.batch_size, seed=seed, device=device)
     if task.pretraining:
         _pretrain(task, loaders, device)
@@ -114,7 +115,7 @@ def do(task: Task) -> list[Record]:
 
 def _pretrain(task: Task, loaders: Loaders, device: torch.device) -> None:
     """As `compress` does before it compresses."""
-    variant, settings, seed = task.run.variant, task.run.recipe.scaled(), task.run.seed
+    variant, settings, seed = task.run.variant, task.run.recipe.scaled(), task.run.beginning
     network = build_seeded(variant.model, seed).to(device)
     watcher = Watcher()
     torch.manual_seed(seed)

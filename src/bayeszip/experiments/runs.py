@@ -22,6 +22,7 @@ class Variant:
         data: what it is trained on, as `--data` names it.
         augment: how images are changed in the compression, as `--augment` takes it.
         augment_before: the same in the pretraining.
+        beginning: the seed whose pretrained network all seeds begin from; None: each from its own.
         mixed_precision: as `--mixed-precision` takes it, in both.
         rates: further endings of its training, as `--rates` takes them.
         later_rates: those of them that seeds after the first of `seeds` have; None: all.
@@ -38,6 +39,7 @@ class Variant:
     data: str = "mnist"
     augment: str | None = None
     augment_before: str | None = None
+    beginning: int | None = None
     mixed_precision: str | None = None
     rates: tuple[float, ...] = ()
     later_rates: tuple[float, ...] | None = None
@@ -63,6 +65,11 @@ class Run:
     seed: int
     #: Takes part in a choice: the test set stays sealed, and no file is kept.
     sealed: bool
+
+    @property
+    def beginning(self) -> int:
+        """The seed of the pretrained network that it begins from."""
+        return self.seed if self.variant.beginning is None else self.variant.beginning
 
     @property
     def rates(self) -> tuple[float, ...]:
