@@ -99,6 +99,18 @@ def test_runs_leave_records_and_files_and_what_begins_alike_is_pretrained_once(n
     assert not load_file(first)["body.1.weight"].equal(load_file(second)["body.1.weight"])
 
 
+def test_seeds_that_share_a_beginning_are_pretrained_once_by_its_seed(nets, images, tmp_path, workers):
+    shared = dataclasses.replace(SMALL, variants=(dataclasses.replace(BOTH, beginning=1),))
+    carry_out(shared, shared.runs(), tmp_path / "shared", device="cpu")
+    assert workers.done == [("both-0", True), ("both-0", False), ("both-1", False)]
+    (weights,) = (tmp_path / "shared" / "pretrained").iterdir()
+    own = dataclasses.replace(SMALL, variants=(BOTH,))
+    carry_out(own, own.runs((1,)), tmp_path / "own", device="cpu")
+    assert weights.read_bytes() == (tmp_path / "own" / "pretrained" / weights.name).read_bytes()
+    first, second = (file_of(tmp_path / "shared" / "small", name).read_bytes() for name in ("both-0", "both-1"))
+    assert first != second == file_of(tmp_path / "own" / "small", "both-1").read_bytes()
+
+
 def test_what_is_recorded_is_not_repeated_and_what_lost_its_file_is(nets, images, tmp_path, workers):
     runs = small_runs(seeds=(0,))
     carry_out(SMALL, runs[:1], tmp_path, device="cpu")
