@@ -10,6 +10,7 @@ from torch import nn
 
 from bayeszip import codec
 from bayeszip.fitting import ResidentBatches
+from bayeszip.fitting.statistics import undisturbed
 from bayeszip.packing.curvature import Block, Curvature
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization
@@ -172,5 +173,8 @@ def test_the_same_is_seen_whenever_it_is_asked_and_nothing_is_disturbed():
         np.testing.assert_array_equal(each.blocks[0].moments, second[name].blocks[0].moments)
     # The second layer has met what the quantized first one gives, in the 48 rows of whole batches.
     weight = torch.from_numpy(quantized["0.weight"].dequantize())
-    hidden = torch.relu(loader.inputs[:48] @ weight.T + network[0].bias).detach().numpy()
+    with undisturbed(loader) as batches:
+        rows = torch.cat([batch.inputs for batch in batches])
+    hidden = torch.relu(rows @ weight.T + network[0].bias).detach().numpy()
+    assert len(rows) == 48
     np.testing.assert_allclose(first["2.weight"].blocks[0].moments[:4, :4], hidden.T @ hidden / 48, rtol=1e-4)

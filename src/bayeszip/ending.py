@@ -185,7 +185,10 @@ class Ending:
         result = form.code(quantized)
         write_weights(network, form.others(quantized))
         died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
-        figures, rate = self.judge(result.network()), self.settings.quantization.rate
+        # Where the training was: there it takes least time. The result's own network stays on the CPU.
+        place = next((parameter.device for parameter in network.parameters()), None)
+        judged = copy.deepcopy(result.network()).to(place)
+        figures, rate = self.judge(judged), self.settings.quantization.rate
         return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
 
     def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:

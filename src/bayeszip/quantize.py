@@ -150,10 +150,11 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     else:
         mixture, first = fit_mixture(_survivors(posterior, settings.prune_rate), settings.components), 1
     group, values = _merge(mixture, settings.merge_within, pinned=first == 0)
-    symbols = {
-        name: np.where(_pruned(weight, settings.prune_rate), 0, _assign(weight.theta, name, mixture, group) + first)
-        for name, weight in posterior.weights.items()
-    }
+    symbols = {}
+    for name, weight in posterior.weights.items():
+        kept = ~_pruned(weight, settings.prune_rate)
+        symbols[name] = np.zeros(weight.theta.shape, np.int64)
+        symbols[name][kept] = _assign(weight.theta[kept], name, mixture, group) + first
     if first:
         values = np.concatenate([[0.0], values])
         values = _with_zero(values, symbols, {name: weight.theta for name, weight in posterior.weights.items()})

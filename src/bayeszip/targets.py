@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -390,6 +391,7 @@ def within_bytes(
     Raises:
         TargetError: not even with every weight zero.
     """
+    size = _asked_once(size)
     loose = dataclasses.replace(how, prune_rate=1.0) if how.assignment == "mixture" else how
     best = largest_within(quantize(posterior, loose), posterior, size, budget)
     # All that is not noise is in. What is left of the budget buys finer values, then weights that had been pruned.
@@ -398,6 +400,18 @@ def within_bytes(
         best = _taken_back(best, posterior, how, size, budget)
         best = _finer(best, posterior, how, size, budget, enough)
     return best
+
+
+def _asked_once(size: Size) -> Size:
+    """The same, without coding again what it has coded just before: the best so far is asked for at every turn."""
+    known: deque[tuple[Quantized, int]] = deque(maxlen=3)
+
+    def measured(quantized: Quantized) -> int:
+        found = next((each for each in known if each[0] is quantized), None) or (quantized, size(quantized))
+        known.append(found)
+        return found[1]
+
+    return measured
 
 
 def _taken_back(

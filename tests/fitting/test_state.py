@@ -13,6 +13,7 @@ from bayeszip.errors import CheckpointError, DataError
 from bayeszip.fitting import EpochStats, Fitting, Phase, ResidentBatches, Watcher
 from bayeszip.fitting import loop as fitting_loop
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.fitting.shares import ResidentShare
 from bayeszip.fitting.state import (
     Passes,
     load_module_state,
@@ -300,3 +301,18 @@ def test_channels_last_weights_keep_their_layout():
         run.load_state_dict({**state, "optimizer": held})
         run.run()
         assert all(map(torch.equal, run.network.parameters(), whole.network.parameters()))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_pass_that_was_begun_and_left_is_not_the_one_that_is_saved(processes):
+    """Whoever looks at the first batch of a loader begins a pass of it."""
+    resident = ResidentBatches(*tensors(), 16, shuffle=True)
+    next(iter(resident))
+    batches = resident if processes == 1 else ResidentShare(resident, 0, processes)
+    passes = Passes(batches)
+    state = passes.state_dict()
+    first = [batch.targets for batch in passes.rest(0)]
+    passes.load_state_dict(state)
+    again = [batch.targets for batch in passes.rest(0)]
+    assert len(first) == len(again) == 4
+    assert all(map(torch.equal, first, again))

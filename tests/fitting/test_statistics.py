@@ -30,6 +30,16 @@ def test_they_are_those_of_the_network_as_it_is():
     assert net[1].momentum == 0.1
 
 
+def test_rows_that_lie_sorted_are_shown_mixed():
+    """Batches of one class alone have other variances than what the network is shown."""
+    net, (inputs, _) = network(), tensors()
+    classes = torch.arange(64) // 32
+    resident = ResidentBatches(inputs + 40 * classes[:, None], classes, 16, shuffle=True)
+    renew_statistics(net, resident)
+    whole = net[0](resident.inputs).var(0)
+    assert (net[1].running_var > 0.5 * whole).all()
+
+
 def test_norms_that_a_network_keeps_in_eval_and_such_that_nothing_passes_keep_theirs():
     class Stubborn(nn.Sequential):
         def train(self, mode: bool = True):

@@ -200,6 +200,22 @@ def test_tied_grouped_transposed_and_embedding_layers_are_left_alone():
     assert [p.shape for p in network.parameters()] == shapes
 
 
+def test_what_else_a_layer_of_ones_own_holds_is_not_cut():
+    class Gained(nn.Linear):
+        """A linear layer, and a number of its owner's for each of the 40 things that he keeps there."""
+
+        def __init__(self) -> None:
+            super().__init__(12, 32)
+            self.gain = nn.Parameter(torch.arange(40.0))
+
+    network = pruned(lambda: nn.Sequential(Gained()))
+    assert compact(network, LIMIT, nothing)
+    assert len(network[0].weight) < 32
+    expand(network)
+    assert network[0].gain.equal(torch.arange(40.0))
+    assert network[0].weight.shape == (32, 12)
+
+
 def test_to_stock_gives_full_shapes():
     network = pruned(LeNet300)
     compact(network, LIMIT, nothing)

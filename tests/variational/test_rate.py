@@ -19,6 +19,7 @@ from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.recipe import recipe
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import Rate, to_variational, variational_weights
+from bayeszip.variational.distributions import PRUNING_LOG_ALPHA, log_alpha
 from bayeszip.variational.rate import RateSettings
 
 
@@ -58,6 +59,24 @@ def test_a_target_turns_its_weight_with_that_of_the_divergence():
     once, thrice = (course.dials_at(1.0, strength).of_terms for strength in (1, 3))
     assert [dials[0] for dials in thrice] == pytest.approx([3 * dials[0] for dials in once])
     assert len(once) == 2
+
+
+@pytest.mark.parametrize("tau1", [0.0, 1.0])
+def test_it_is_asked_the_prices_of_what_is_not_pruned_with_a_divergence_or_without(tau1):
+    asked = []
+
+    def pricing(kept):
+        asked.append({name: float(own.mean()) for name, own in kept.items()})
+        return prices_of_zeros(kept)
+
+    network, phase = nn.Sequential(nn.Linear(30, 30)), recipe("deep").override(f"all.tau1={tau1}").phases[0]
+    weights = gaussian(network, torch.float32)
+    terms = start_terms(network, [phase], {Rate.name: pricing})
+    course = Course(Problem(network, weights, terms, None, nn.functional.cross_entropy, 1), phase)
+    course.renew(0)
+    pruned = {weight.name: float((log_alpha(*weight[1:3]) < PRUNING_LOG_ALPHA).float().mean()) for weight in weights}
+    assert asked == [pytest.approx(pruned)]
+    assert 0 < course.share_of_zeros(930) < 1
 
 
 def test_expected_bits_are_those_of_all_patterns_enumerated():

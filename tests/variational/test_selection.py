@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import bayeszip
 from bayeszip.errors import ModelError, RecipeError
 from bayeszip.variational import Divergence, to_variational, variational_weights
 from bayeszip.variational.divergence import kl_sum
@@ -72,3 +73,45 @@ def test_strengths_weigh_the_divergence_of_each_tensor():
     torch.testing.assert_close(added, cost.detach())
     for weight, slope in zip(weights, slopes, strict=True):
         torch.testing.assert_close(weight.log_sigma2.grad, slope)
+
+
+class Tied(nn.Module):
+    """What it reads words by is what it tells words by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.words(words)).relu())
+
+
+@pytest.mark.parametrize(
+    ("selection", "taken"),
+    [
+        (Selection(exclude=("words",)), ["body.weight", "body.bias"]),
+        (Selection(exclude=("head",)), ["body.weight", "body.bias"]),
+        (Selection(include=("head", "body")), ["words.weight", "body.weight", "body.bias"]),
+        (Selection(strengths=(Strength("head", 0.5),)), ["words.weight", "body.weight", "body.bias"]),
+    ],
+)
+def test_a_tied_weight_is_taken_or_left_by_any_of_its_names(selection, taken):
+    network = Tied()
+    to_variational(network, selection=selection)
+    weights = list(variational_weights(network))
+    assert [weight.name for weight in weights] == taken
+    assert weights[0].strength == (0.5 if selection.strengths else 1.0)
+    # The name is the one that the network itself has for it.
+    assert set(taken) <= {name for name, _ in network.named_parameters()}
+
+
+@pytest.mark.parametrize("patterns", [{"exclude": ["words"]}, {"exclude": ["head"]}, {"include": ["head", "body"]}])
+def test_a_network_with_a_tied_weight_is_compressed_by_any_of_its_names(patterns, tmp_path):
+    words = torch.arange(96) % 12
+    batches, watcher = [(words, (words + 1) % 12)], bayeszip.Watcher()
+    settings = ["epochs_scale=0.02"]
+    result = bayeszip.compress(Tied(), batches, recipe="quick", settings=settings, watcher=watcher, **patterns)
+    assert ("words.weight" in result.fit.conversion.gaussian) is ("include" in patterns)
+    result.save(tmp_path / "tied.bayz")
+    torch.testing.assert_close(bayeszip.load(tmp_path / "tied.bayz")(words), result.model(words))

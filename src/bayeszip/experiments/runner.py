@@ -57,7 +57,7 @@ class Task:
     def weights(self) -> Path:
         """The pretrained network: of this model and beginning, trained as the recipe says, in batches of its size."""
         settings, variant = self.run.recipe.scaled(), self.run.variant
-        said = [str(settings.batch_size), *map(repr, settings.pretraining)]
+        said = [variant.data, str(settings.batch_size), *map(repr, settings.pretraining)]
         said += [repr(how) for how in (variant.augment_before, variant.mixed_precision) if how is not None]
         digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:8]
         return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.beginning}-{digest}.safetensors"

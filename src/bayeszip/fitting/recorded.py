@@ -98,23 +98,25 @@ class RecordedSteps:
         schedule = [self._course.dials_at((epoch + step / steps) / epochs, strength) for step in range(steps)]
         self._dials.copy_(torch.tensor([dials.line() for dials in schedule[:full]]), non_blocking=True)
         first = skip
-        if not self._graphs and not self._resists:
-            first = min(skip + WARM_UP, full)
+        # What is left of a pass that was taken up near its end may be too short to warm up.
+        if not self._graphs and not self._resists and skip + WARM_UP <= full:
+            first = skip + WARM_UP
             # One thread at a time: the first steps may ask the GPU for what a recording elsewhere does not allow.
             with _recording, reduced_precision():
                 for step in range(skip, first):
                     self._take(schedule[step], self._rows[step])
                 self._record()
         self._counter.fill_(first)
-        for step, done in strides(first, full, STEPS_AT_ONCE if self._graphs else 1):
-            if self._graphs:
-                self._graphs[done - step].replay()
-            else:
-                self._take(schedule[step], self._rows[step])
-            self._batches.given(done)
-            on_step(done)
-        if full < steps:
-            self._take(schedule[full], order[full * size :])
+        with reduced_precision():
+            for step, done in strides(first, full, STEPS_AT_ONCE if self._graphs else 1):
+                if self._graphs:
+                    self._graphs[done - step].replay()
+                else:
+                    self._take(schedule[step], self._rows[step])
+                self._batches.given(done)
+                on_step(done)
+            if full < steps:
+                self._take(schedule[full], order[full * size :])
         self._batches.end_pass()
 
     def _take(self, dials: Dials, rows: Tensor) -> None:

@@ -63,6 +63,10 @@ class ResidentShare:
         low, high = _bounds(n, self._rank, self._processes)
         return dataclasses.replace(batches.select(order[first + low : first + high]), share=(high - low) / n)
 
+    def end_pass(self) -> None:
+        """Leave a pass that somebody began."""
+        self._batches.end_pass()
+
     def state_dict(self) -> dict[str, Any]:
         return self._batches.state_dict()
 

@@ -65,11 +65,14 @@ def _taken_anew(network: nn.Module) -> Iterator[None]:
 def undisturbed(loader: Loader) -> Iterator[Loader]:
     """The same batches, whenever they are looked at; afterwards the loader and all random numbers go on as before.
 
-    Of batches that lie on a device these are the rows as they lie: their order is not theirs to give away.
+    Of batches that lie on a device these are in an order of their own: rows may lie sorted by class, and the order of
+    the training is not to be given away.
     """
     if isinstance(loader, ResidentBatches):
         size = min(loader.batch_size, loader.n_examples)
-        loader = ResidentBatches(loader.inputs, loader.targets, size, augment=loader.augment, drop_last=True)
+        loader = ResidentBatches(
+            loader.inputs, loader.targets, size, shuffle=True, augment=loader.augment, drop_last=True
+        )
         generators = []
     else:
         generators = Passes(loader).generators

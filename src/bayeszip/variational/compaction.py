@@ -58,10 +58,19 @@ def _compact_layer(
 ) -> None:
     before = layer.live or _everything(layer)
     layer.live = Live(before.rows[rows], before.columns[columns], before.full_shape)
-    for name, parameter in layer.named_parameters(recurse=False):
-        select = _block(rows, columns) if name.startswith("weight") else _entries(rows)
+    for role, parameter in _gaussian(layer):
+        select = _block(rows, columns) if role == "weight" else _entries(rows)
         parameter.data, parameter.grad = select(parameter.data), None
         on_select(parameter, select)
+
+
+def _gaussian(layer: VariationalLayer) -> Iterator[tuple[str, nn.Parameter]]:
+    """The means and variances of a layer by their roles. What else a layer of somebody's own holds is not cut."""
+    for role in layer.roles:
+        for name in (role, f"{role}_log_sigma2"):
+            parameter = layer._parameters.get(name)
+            if parameter is not None:
+                yield role, parameter
 
 
 @torch.no_grad()
@@ -71,8 +80,8 @@ def expand(module: nn.Module) -> None:
         if not isinstance(layer, VariationalLayer) or layer.live is None:
             continue
         rows, columns, full_shape = layer.live
-        for name, parameter in layer.named_parameters(recurse=False):
-            is_weight = name.startswith("weight")
+        for role, parameter in _gaussian(layer):
+            is_weight = role == "weight"
             full = parameter.new_zeros(full_shape if is_weight else full_shape[:1])
             full[(rows[:, None], columns) if is_weight else (rows,)] = parameter.data
             parameter.data, parameter.grad = full, None

@@ -1,6 +1,6 @@
 """To variational layers and back: a stock layer changes its class in place, its tensors stay the very same objects."""
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,11 @@ def to_variational(
         ModelError: no layer can be converted, a weight is not a finite float tensor, or a pattern names nothing.
     """
     check_materialized(module)
+    if any(isinstance(layer, VariationalLayer) for layer in module.modules()):
+        raise ModelError(
+            f"{type(module).__name__} has Gaussian weights already, from a Compressor before this one; build it anew, "
+            "or go on with that one"
+        )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         module.requires_grad_(True)
     chosen, kept = _chosen(module, selection or Selection(), biases)
@@ -100,11 +105,16 @@ def _chosen(
     module: nn.Module, selection: Selection, biases: bool
 ) -> tuple[dict[str, Mapping[str, float]], tuple[tuple[str, str], ...]]:
     """The strengths of what is to be Gaussian, by layer and role; and what is kept, with the reason."""
-    strength_of = selection.among([name for name, _ in module.named_parameters(remove_duplicate=False)])
+    named = list(module.named_parameters(remove_duplicate=False))
+    strength_of = selection.among([name for name, _ in named])
+    names: dict[int, list[str]] = {}
+    for name, parameter in named:
+        names.setdefault(id(parameter), []).append(name)
+    strengths = {key: strength_of(*own) for key, own in names.items()}
     chosen: dict[str, Mapping[str, float]] = {}
     kept: list[tuple[str, str]] = []
     for path, layer in module.named_modules():
-        reasons = dict(_reasons(path, layer, biases, strength_of))
+        reasons = dict(_reasons(layer, biases, strengths))
         taken = {role: strength for role in reasons if isinstance(strength := reasons[role], float)}
         if any(_is_weight(layer, role) for role in taken):
             chosen[path] = taken
@@ -116,12 +126,16 @@ def _chosen(
 
 
 def _reasons(
-    path: str, layer: nn.Module, biases: bool, strength_of: Callable[[str], float | None]
+    layer: nn.Module, biases: bool, strengths: Mapping[int, float | None]
 ) -> Iterator[tuple[str, float | str]]:
-    """For each of a layer's parameters its strength, or why it is to stay as it is: nothing, where that is no news."""
+    """For each of a layer's parameters its strength, or why it is to stay as it is: nothing, where that is no news.
+
+    Args:
+        strengths: by the identity of parameters, since one that is tied has several names.
+    """
     roles = roles_of(layer)
     for role, parameter in layer.named_parameters(recurse=False):
-        strength = strength_of(_joined(path, role))
+        strength = strengths[id(parameter)]
         if not parameter.requires_grad:
             yield role, "frozen"
         elif role not in roles or (not biases and not _is_weight(layer, role)):

@@ -15,19 +15,18 @@ from torch import Tensor
 from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, setting
 from bayeszip.variational.distributions import (
-    PRUNING_LOG_ALPHA,
     THETA2_FLOOR,
     kl_log_uniform,
     kl_log_uniform_slope,
     log_alpha,
 )
 from bayeszip.variational.kernels import kl_with_slopes
-from bayeszip.variational.layers import VariationalWeight
+from bayeszip.variational.layers import VariationalWeight, is_kept
 from bayeszip.variational.passes import add_to_gradients, scaled
 from bayeszip.variational.sampling import on_triton
 from bayeszip.variational.terms import Term
 
-__all__ = ["Divergence", "DivergenceSettings", "is_kept", "kl_sum", "survivors"]
+__all__ = ["Divergence", "DivergenceSettings", "kl_sum", "survivors"]
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,6 @@ def _by_strength(
 
 def _added(values: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, values)
-
-
-def is_kept(weight: VariationalWeight) -> Tensor:
-    """Which weights have a dropout rate below the paper's threshold (app. B)."""
-    return log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from bayeszip.variational.layers import (
     Live,
     VariationalLayer,
     VariationalWeight,
+    is_kept,
     variational_weights,
 )
 from bayeszip.variational.passes import add_to_gradients
@@ -141,6 +142,10 @@ class GroupPrior(Term):
 
     def dials(self, settings: GroupSettings, done: float) -> tuple[float, ...]:
         return (settings.tau * ramp(done, settings.ramp),)
+
+    def keeps(self, weight: VariationalWeight) -> Tensor:
+        """Units die weight by weight, by the dropout rate, with a divergence beside it or without."""
+        return is_kept(weight)
 
     def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
         return (tau * self.divergence(weights).float(),)

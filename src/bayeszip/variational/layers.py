@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayeszip.variational.distributions import PRUNING_LOG_ALPHA, log_alpha
 from bayeszip.variational.sampling import (
     VARIANCE_FLOOR,
     Convolution,
@@ -45,7 +46,7 @@ __all__ = [
     "VariationalLinear",
     "VariationalTransposedLinear",
     "VariationalWeight",
-    "on_triton",
+    "is_kept",
     "variational_weights",
 ]
 
@@ -331,7 +332,7 @@ def _amid_zeros(tensor: Tensor, place: int, indices: Tensor, size: int) -> Tenso
         return tensor
     shape = list(tensor.shape)
     shape[place] = size
-    return tensor.new_zeros(shape).index_copy(place, indices, tensor)
+    return tensor.new_zeros(shape).index_copy_(place, indices, tensor)
 
 
 class _Selected(torch.autograd.Function):
@@ -370,10 +371,18 @@ def _sample_by_patches(layer: VariationalLayer, input: Tensor, log_sigma2: Tenso
     )
 
 
+def is_kept(weight: VariationalWeight) -> Tensor:
+    """Which weights have a dropout rate below the paper's threshold (app. B)."""
+    return log_alpha(weight.theta, weight.log_sigma2) < PRUNING_LOG_ALPHA
+
+
 def variational_weights(module: nn.Module) -> Iterator[VariationalWeight]:
-    """Every tensor with a posterior, once each: a layer used twice or a weight tied to another counts once."""
-    seen: set[int] = set()
-    for path, layer in module.named_modules():
+    """Every tensor with a posterior, once each: a layer used twice or a weight tied to another counts once.
+
+    It is called what `named_parameters` calls it, which of several names takes the first.
+    """
+    names, seen = {id(parameter): name for name, parameter in module.named_parameters()}, set[int]()
+    for layer in module.modules():
         if not isinstance(layer, VariationalLayer):
             continue
         for role in layer.roles:
@@ -383,4 +392,4 @@ def variational_weights(module: nn.Module) -> Iterator[VariationalWeight]:
                 theta, strength = layer._parameters[role], layer.strengths.get(role, 1.0)
                 if theta is None:  # never: it has a variance
                     raise TypeError(role)
-                yield VariationalWeight(f"{path}.{role}" if path else role, theta, log_sigma2, strength)
+                yield VariationalWeight(names[id(theta)], theta, log_sigma2, strength)

@@ -25,7 +25,7 @@ from bayeszip.schedules import ramp
 from bayeszip.settings import at_least, between, check, setting
 from bayeszip.variational.distributions import THETA2_FLOOR, log_alpha
 from bayeszip.variational.kernels import rate_with_slopes
-from bayeszip.variational.layers import VariationalWeight, variational_weights
+from bayeszip.variational.layers import VariationalWeight, is_kept, variational_weights
 from bayeszip.variational.passes import add_to_gradients
 from bayeszip.variational.terms import Term
 
@@ -108,6 +108,10 @@ class Rate(Term):
         else:
             self.extra = extra
         self.least.fill_(float(factors @ zero))
+
+    def keeps(self, weight: VariationalWeight) -> Tensor:
+        """It prunes by the dropout rate too, with a divergence beside it or without."""
+        return is_kept(weight)
 
     def cost(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
         return (tau * math.log(2) * self.expected_bits(weights).float(),)

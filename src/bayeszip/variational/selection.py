@@ -1,7 +1,7 @@
 """Which tensors of a network are compressed, and how strongly: patterns on their names."""
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bayeszip.errors import ModelUsageError, RecipeError, shown
@@ -48,8 +48,11 @@ class Selection:
     def __bool__(self) -> bool:
         return bool(self.include or self.exclude or self.strengths)
 
-    def among(self, names: Sequence[str]) -> Callable[[str], float | None]:
+    def among(self, names: Sequence[str]) -> Callable[..., float | None]:
         """The strength of each of these parameters, or None: it is not to be compressed.
+
+        A parameter that several modules hold is asked for by all its names: one that is included will do, and so will
+        one that is excluded.
 
         Raises:
             ModelUsageError: a pattern matches none of them, so that it must be a mistake.
@@ -60,13 +63,17 @@ class Selection:
                 said = f"no parameter or module is called {shown(pattern)}; there are, for example, {known}"
                 raise ModelUsageError(said)
 
-        def strength_of(name: str) -> float | None:
-            left_out = self.include and not any(_matches(name, pattern) for pattern in self.include)
-            if left_out or any(_matches(name, pattern) for pattern in self.exclude):
+        def strength_of(*names: str) -> float | None:
+            left_out = self.include and not any(_match(names, pattern) for pattern in self.include)
+            if left_out or any(_match(names, pattern) for pattern in self.exclude):
                 return None
-            return next((each.factor for each in reversed(self.strengths) if _matches(name, each.pattern)), 1.0)
+            return next((each.factor for each in reversed(self.strengths) if _match(names, each.pattern)), 1.0)
 
         return strength_of
+
+
+def _match(names: Iterable[str], pattern: str) -> bool:
+    return any(_matches(name, pattern) for name in names)
 
 
 def _matches(name: str, pattern: str) -> bool:
