@@ -1,6 +1,7 @@
 """Damage is said: every warning, provoked by a network that deserves it, in report, record and log."""
 
 import copy
+import dataclasses
 import json
 import logging
 
@@ -158,6 +159,31 @@ def test_a_layer_that_was_left_raw_with_its_bytes(trained):
     raw = next(tensor for tensor in result.description.tensors if "factors" in tensor.name)
     assert warning.startswith("0 could not be compressed and was left raw: ")
     assert f"{raw.bytes:,} B of the file's {result.bytes:,} B" in warning
+
+
+class Tempered(nn.Module):
+    """A network with a vector of its own beside its layers."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.heat = layers, nn.Parameter(torch.tensor([1.5, 1.0, 0.5]))
+
+    def forward(self, inputs):
+        return self.layers(inputs) * self.heat
+
+
+def test_of_a_network_that_was_compressed_the_vector_that_was_not_is_named(trained):
+    result = compress(Tempered(trained))
+    warning = next(warning for warning in result.warnings if "left raw" in warning)
+    raw = next(tensor for tensor in result.description.tensors if tensor.name == "heat")
+    assert warning.startswith(f"heat could not be compressed and was left raw: {raw.bytes:,} B of the file's")
+
+
+def test_a_point_is_no_more_than_a_point(trained):
+    result = compress(trained)
+    fit = dataclasses.replace(result.fit, before=Figures(accuracy=1.0))
+    fallen = [dataclasses.replace(result, figures=Figures(accuracy=accuracy)) for accuracy in (0.99, 0.9899)]
+    assert [damage.fell(each, fit) is None for each in fallen] == [True, False]
 
 
 def test_of_a_layer_that_was_to_be_left_alone_nothing_is_said(trained):

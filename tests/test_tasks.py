@@ -108,19 +108,36 @@ def test_all_figures_are_measured_together():
     assert Figures.in_line(Figures(loss=2.0).line()) == Figures(loss=2.0)
 
 
+class Same(nn.Module):
+    """Gives what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs):
+        return self.factor * inputs
+
+
 def test_switches_have_an_accuracy_and_ignored_targets_none():
-    class Same(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(()))
-
-        def forward(self, inputs):
-            return self.factor * inputs
-
     logits = torch.tensor([[2.0, -1.0], [-3.0, 4.0]])
     wanted = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     assert Judge(Likelihood.of("bce"))(Same(), [(logits, wanted)]).accuracy == 0.75
     assert Judge(Likelihood.of("cross-entropy"))(Same(), [(logits, torch.tensor([0, -100]))]).accuracy == 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (nn.CrossEntropyLoss(ignore_index=255), 255),
+        (lambda outputs, targets: F.cross_entropy(outputs, targets, ignore_index=255), 255),
+        (nn.CrossEntropyLoss(ignore_index=2), 2),
+    ],
+)
+def test_targets_that_are_not_to_be_learnt_are_not_counted(loss, ignored):
+    logits = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 3.0, 0.0], [3.0, 0.0, 0.0]])
+    found = Judge(Likelihood.of(loss))(Same(), [(logits, torch.tensor([0, 1, ignored, ignored]))])
+    assert (found.accuracy, found.chance, found.targets) == (1.0, 0.5, 2)
 
 
 def test_a_metric_that_collects():

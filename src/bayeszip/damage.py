@@ -76,7 +76,7 @@ def fell(result: Result, fit: Fit) -> str | None:
     before, after = fit.before, result.figures
     if before.accuracy is not None and after.accuracy is not None:
         drop = 100 * (before.accuracy - after.accuracy)
-        if drop <= POINTS or _is_chance(after):
+        if drop <= POINTS + 1e-9 or _is_chance(after):
             return None
         fallen = f"accuracy fell by {drop:.2f} points, to {_percent(after.accuracy)}"
     elif before.loss is not None and after.loss is not None and after.loss - before.loss > SHARE * abs(before.loss):
@@ -130,16 +130,16 @@ def no_smaller_than_packed(result: Result, fit: Fit) -> str | None:
 def left_raw(result: Result, fit: Fit) -> str | None:
     """Layers that could not be compressed, and what that costs; what was to stay as it is, did."""
     wanted = ("frozen", "excluded")
-    kept = [name for name, why in fit.conversion.kept if not why.endswith(wanted) and "Norm" not in why]
-    sizes = {
-        name: sum(
-            tensor.bytes
-            for tensor in result.description.tensors
-            if tensor.kind != "quantized" and (not name or tensor.name == name or tensor.name.startswith(f"{name}."))
-        )
-        for name in kept
-    }
-    raw = {name or "the network itself": size for name, size in sizes.items() if size}
+    kept = {name for name, why in fit.conversion.kept if not why.endswith(wanted) and "Norm" not in why}
+    parents = {tensor.name.rpartition(".")[0].rpartition(".")[0] for tensor in result.description.tensors}
+    raw: dict[str, int] = {}
+    for tensor in result.description.tensors:
+        owner = tensor.name.rpartition(".")[0]
+        if tensor.kind == "quantized" or not kept.intersection((tensor.name, owner)) or not tensor.bytes:
+            continue
+        # Of a module with others in it, which may be compressed, this tensor alone.
+        name = owner if owner in kept and owner and owner not in parents else tensor.name
+        raw[name] = raw.get(name, 0) + tensor.bytes
     if not raw:
         return None
     return (

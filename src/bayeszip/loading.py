@@ -49,7 +49,7 @@ def load(
         raise ModelError(
             f"{path} holds tensors without a graph; load it with into= (--into) and a network of its class"
         )
-    return network.to(device=resolve_device(map_location), dtype=floating)
+    return network.eval().to(device=resolve_device(map_location), dtype=floating)
 
 
 def read_model(path: str | os.PathLike[str], limits: codec.Limits | codec.Budget | None = None) -> CompressedModel:

@@ -449,3 +449,10 @@ def test_what_a_loop_damaged_is_said(model, caplog):
     assert result.fit.before.accuracy > 0.9 > result.accuracy
     assert any("no longer depend on its inputs" in warning for warning in result.warnings)
     assert "the compressed network is at chance" in caplog.text
+
+
+def test_a_network_that_has_a_compressor_already_is_refused():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    Compressor(network, "quick", n_data=8)
+    with pytest.raises(ModelError, match="Sequential has Gaussian weights already, from a Compressor before this one"):
+        Compressor(network, "quick", n_data=8)

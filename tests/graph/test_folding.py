@@ -14,6 +14,16 @@ from bayeszip.result import Form, write_weights
 from bayeszip.tensors import CompressedModel, LogGrid, QuantizedTensor, RawTensor, UniformGrid
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_norms_without_a_shift_are_packed(place):
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8)]
+    layers.insert(place, nn.RMSNorm(8))
+    inputs = torch.randn(4, 8)
+    network = nn.Sequential(*layers).eval()
+    result = bayeszip.pack(network, example_inputs=inputs, quality=99.9)
+    torch.testing.assert_close(result.model(inputs), network(inputs), rtol=0.02, atol=0.02)
+
+
 def lively(network: nn.Module) -> nn.Module:
     """Norms as a training leaves them: no factor 1, no shift 0, some factors negative."""
     torch.manual_seed(1)

@@ -125,3 +125,67 @@ def test_sizes_that_no_input_can_have_are_refused_before_anything_runs():
     }
     with pytest.raises(ModelError):
         load_into(CompressedModel(tensors, Graph(1, nodes, (2,))), nn.Sequential(nn.Linear(4, 3)))
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(128, 2))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.BatchNorm2d(8),
+        lambda: nn.InstanceNorm2d(8, affine=True),
+        lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        lambda: nn.GroupNorm(2, 8),
+    ],
+)
+def test_what_is_loaded_is_in_eval_and_computes_what_the_file_does(norm, tmp_path):
+    inputs, network = torch.randn(4, 3, 6, 6), normed(norm()).eval()
+    with torch.no_grad():
+        for parameter in network[1].parameters():
+            parameter.normal_()
+    result = bayeszip.pack(network, example_inputs=inputs)
+    result.save(tmp_path / "net.bayz")
+    net = bayeszip.load(tmp_path / "net.bayz", into=normed(norm()))
+    assert not any(part.training for part in net.modules())
+    torch.testing.assert_close(net(inputs), result.model(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_without_values_is_refused(tmp_path):
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
+
+    network, inputs = lazy(), torch.randn(4, 5)
+    network(inputs)
+    bayeszip.pack(network.eval(), example_inputs=inputs).save(tmp_path / "net.bayz")
+    with pytest.raises(ModelError, match=r"0.weight of Sequential has no values yet; run the network once"):
+        bayeszip.load(tmp_path / "net.bayz", into=lazy())
+    with torch.device("meta"), pytest.raises(ModelError, match=r"0.weight of Sequential has no values yet"):
+        bayeszip.load(tmp_path / "net.bayz", into=nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2)))
+
+
+class InLowPrecision(nn.Module):
+    """A forward that asks for autocast itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.first(inputs).relu()
+        return self.last(hidden.float())
+
+
+def test_a_forward_with_autocast_has_a_graph_in_one_precision(tmp_path):
+    torch.manual_seed(0)
+    inputs, network = torch.randn(4, 8), InLowPrecision().eval()
+    result = bayeszip.pack(network, example_inputs=inputs, quality=99.99)
+    assert result.without_graph is None
+    exact = network.last(network.first(inputs).relu())
+    torch.testing.assert_close(result.model(inputs), exact, rtol=1e-3, atol=1e-3)
+    # And afterwards autocast does what it did.
+    assert not network(inputs).equal(exact)
+    result.save(tmp_path / "net.bayz")
+    bayeszip.load(tmp_path / "net.bayz", into=InLowPrecision())

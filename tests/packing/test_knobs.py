@@ -58,6 +58,17 @@ def test_a_budget_is_kept_and_nearly_filled(budget):
     assert 0.9 * budget < size(found) <= budget or found.error <= 3 * FINEST
 
 
+@pytest.mark.parametrize("over", [0.001, 0.004, 0.009])
+def test_a_file_that_is_a_little_too_large_is_not_the_end_of_the_search(over):
+    """The first trial lies closer to the budget than the search need come, but on its wrong side."""
+
+    def size(trial: Trial) -> int:
+        return round(1e6 / trial.error)
+
+    budget = round(size(Bent(1.0).at(0.02)) * (1 - over))
+    assert 0.98 * budget < size(within_bytes(Bent(1.0), size, budget, 0.02)) <= budget
+
+
 def test_what_is_out_of_reach_is_said():
     with pytest.raises(TargetError, match="the smallest file found has 500 bytes, more than 400"):
         within_bytes(Bent(1.0), lambda trial: 500, 400)

@@ -248,6 +248,15 @@ def test_a_budget_of_bytes_is_kept(image, budget):
     assert result.bytes > 0.9 * budget or result.moved < 2e-3
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_no_budget_between_two_that_are_reached_is_refused(image, calibrated):
+    torch.manual_seed(0)
+    inputs = [torch.randn(32, *image.shape[1:])] if calibrated else None
+    for budget in range(500, 1000, 50):
+        result = bayeszip.pack(network(), example_inputs=(image,), max_bytes=budget, calibration=inputs)
+        assert 0.85 * budget < result.bytes <= budget
+
+
 def test_a_budget_without_a_graph_counts_the_whole_file():
     state = network().state_dict()
     result = bayeszip.pack(state, max_bytes=900)

@@ -4,12 +4,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from bayeszip.compressor.compressor import Compressor
 from bayeszip.compressor.guest import Guest
-from bayeszip.errors import ModelError, TrainingError
+from bayeszip.errors import BayeszipError, ModelError, TrainingError
 from bayeszip.fitting import count_examples
+from bayeszip.fitting.batches import examples_from
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
 from bayeszip.fitting.likelihood import Loss
+from bayeszip.fitting.state import load_random_state, random_state
 from bayeszip.recipe import Recipe
 from bayeszip.result import Result
 
@@ -37,8 +41,9 @@ class TrainerCallback(transformers.TrainerCallback):
 
     Args:
         recipe: a name, a path to a JSON file, or a `Recipe`.
-        example_inputs: to trace the network with: in the order of its arguments, or a batch that holds them; where
-            that fails the file holds tensors only and loads with `into=`.
+        example_inputs: to trace the network with: in the order of its arguments, or a batch that holds them; by default
+            what the loader makes of the first training examples. Where that fails the file holds tensors only and loads
+            with `into=`.
         loss: by name or as a function, to judge the result by.
         n_data: how many training examples there are; by default what the training loader says.
         path: where to save the file; by default nowhere.
@@ -70,6 +75,8 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         n_data = self._n_data or count_examples(given["train_dataloader"])
         self.compressor.plan(n_data=n_data, total_steps=state.max_steps)
+        if self._examples is None:
+            self._examples = _first_examples(self.compressor.model, given["train_dataloader"])
         if state.global_step:
             self._hosted().load_state_dict(read_checkpoint(_folder(args, state) / STATE).state)
 
@@ -102,6 +109,18 @@ class TrainerCallback(transformers.TrainerCallback):
         if self._guest is None:
             raise TrainingError("give TrainerCallback to the Trainer when that is made: Trainer(callbacks=[…])")
         return self._guest
+
+
+def _first_examples(network: nn.Module, loader: Any) -> tuple[Tensor, ...] | None:
+    """Inputs from the first examples of a loader's data, if these have numbers; the loader's own order goes on."""
+    before = random_state()
+    try:
+        rows = [loader.dataset[place] for place in range(min(2, len(loader.dataset)))]
+        return examples_from(network, loader.collate_fn(rows))
+    except (BayeszipError, AttributeError, LookupError, NotImplementedError, TypeError):
+        return None
+    finally:
+        load_random_state(before)
 
 
 def _folder(args: Any, state: Any) -> Path:

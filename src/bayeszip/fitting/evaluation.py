@@ -135,7 +135,7 @@ class Judge:
             DataError: there is no data.
         """
         parameter = next(network.parameters())
-        sums = _Sums(self.likelihood.kind if self.likelihood else "classes", parameter.device)
+        sums = _Sums(self.likelihood, parameter.device)
         loss = _Mean(self.likelihood.plain) if self.likelihood else None
         metric = None if self.metric is None else self.metric.begin()
         with evaluating(network):
@@ -159,8 +159,10 @@ class Judge:
 class _Sums:
     """Right answers, classes and the spread of outputs, batch by batch."""
 
-    def __init__(self, kind: str, device: torch.device) -> None:
-        self._kind = kind
+    def __init__(self, likelihood: Likelihood | None, device: torch.device) -> None:
+        self._kind = likelihood.kind if likelihood else "classes"
+        #: The class that says of a target that it is not to be learnt.
+        self._ignored = getattr(likelihood.function, "ignore_index", None) if likelihood else None
         self._right = torch.zeros((), dtype=torch.int64, device=device)
         self._counts = torch.zeros(0, dtype=torch.int64, device=device)
         self._total = self.batches = 0
@@ -177,20 +179,23 @@ class _Sums:
         found = self._answers(ours, targets)
         if found is None:
             return
-        answers, classes = found
-        known = classes >= 0  # less than 0: not to be learnt (`ignore_index`)
+        answers, classes, count = found
+        # What is no class of the network's, such as −100 or 255, is not to be learnt either.
+        known = (classes >= 0) & (classes < count)
+        if self._ignored is not None:
+            known &= classes != self._ignored
         self._right += (answers == classes)[known].sum()
         self._total += int(known.sum())
         counts = torch.bincount(classes[known].flatten())
         self._counts = F.pad(self._counts, (0, max(0, len(counts) - len(self._counts))))
         self._counts[: len(counts)] += counts
 
-    def _answers(self, ours: Tensor, targets: Any) -> tuple[Tensor, Tensor] | None:
-        """The class of each output, and that of each target."""
+    def _answers(self, ours: Tensor, targets: Any) -> tuple[Tensor, Tensor, int] | None:
+        """The class of each output, that of each target, and how many classes there are."""
         if self._kind in ("switches", "probabilities") and isinstance(targets, Tensor) and ours.shape == targets.shape:
-            return (ours > (0 if self._kind == "switches" else 0.5)).long(), (targets > 0.5).long()
+            return (ours > (0 if self._kind == "switches" else 0.5)).long(), (targets > 0.5).long(), 2
         dim = class_dim(ours, targets) if self._kind in ("classes", "unknown") else None
-        return None if dim is None else (ours.argmax(dim=dim), targets.long())
+        return None if dim is None else (ours.argmax(dim=dim), targets.long(), ours.shape[dim])
 
     def figures(self) -> Figures:
         if not self._total:

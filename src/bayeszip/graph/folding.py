@@ -50,7 +50,9 @@ def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, fl
     """What comes out of a norm has the deviation that its weight says."""
     found = {}
     for node in model.graph.nodes if model.graph is not None else ():
-        if "_norm" not in node.op or None in node.tensors[:2] or any(name in frozen for name in node.tensors):
+        if "_norm" not in node.op or len(node.tensors) < 2 or None in node.tensors[:2]:
+            continue
+        if any(name in frozen for name in node.tensors):
             continue
         weight = model.tensors[str(node.tensors[0])]
         if isinstance(weight, RawTensor) and weight.dtype == "float32" and weight.size:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from bayeszip.errors import ModelError, shown
 from bayeszip.graph.families import RULES
+from bayeszip.graph.folding import CHANNELS
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.liveness import coupled_units
 from bayeszip.graph.lowering import CONSTANT
 from bayeszip.graph.plain import computed_tensors, make_plain, unwrapped
-from bayeszip.graph.proof import alike, outputs_of, random_inputs
+from bayeszip.graph.proof import alike, one_precision, outputs_of, random_inputs
 from bayeszip.graph.soundness import charge_run, refusing, shapes, states_inputs
 from bayeszip.graph.state import from_state, to_torch
 from bayeszip.graph.to_module import to_module
@@ -49,6 +50,7 @@ def load_into(
             or `net` computes something else than the model. `net` may be partly written then.
     """
     budget = Budget.of(limits)
+    _check_values(net)
     owners = dict(unwrapped(net).named_modules())
     for path, owner in owners.items():
         if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
@@ -74,6 +76,15 @@ def load_into(
         if not (proven and smaller and _with_zeros_back(model, net, tensors, whole, budget)):
             raise
     return net
+
+
+def _check_values(net: nn.Module) -> None:
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if nn.parameter.is_lazy(tensor) or tensor.is_meta:
+            raise ModelError(
+                f"{name} of {type(net).__name__} has no values yet; run the network once, or build it on the CPU, "
+                "before a file is loaded into it"
+            )
 
 
 def _cut_to_size(net: nn.Module, tensors: Mapping[str, QuantizedTensor | RawTensor], budget: Budget) -> None:
@@ -190,11 +201,11 @@ def _norms_given_back(model: CompressedModel, owners: dict[str, nn.Module]) -> d
     """What the class has and a file without norms lacks: a bias that bears a norm's name is all that the norm does."""
     given: dict[str, RawTensor] = {}
     for node in model.graph.nodes if model.graph is not None else ():
-        if len(node.tensors) < 2 or node.tensors[1] is None:
+        if node.op not in CHANNELS or node.tensors[1] is None:
             continue
         path = str(node.tensors[1]).rpartition(".")[0]
         norm, count = owners.get(path), model.tensors[str(node.tensors[1])].size
-        if not isinstance(norm, nn.modules.batchnorm._NormBase) or f"{path}.running_var" in model.tensors:
+        if not isinstance(norm, nn.modules.batchnorm._NormBase) or norm.running_mean is None:
             continue
         ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
         given[f"{path}.weight"] = RawTensor(ones, "float32")
@@ -375,7 +386,7 @@ def _check(model: CompressedModel, net: nn.Module, budget: Budget) -> None:
     training = [part for part in net.modules() if part.training]
     net.eval()
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), one_precision(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             own = to_module(model, dtype, budget).to(device)
             with refusing("the file's own graph doesn't run", ModelError):

@@ -1,7 +1,8 @@
 """Proof on the spot that two models compute the same: `prove_same`, `difference`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
 from bayeszip.tensors import CompressedModel
 
-__all__ = ["Difference", "alike", "difference", "outputs_of", "prove_same", "random_inputs"]
+__all__ = ["Difference", "alike", "difference", "one_precision", "outputs_of", "prove_same", "random_inputs"]
 
 #: Outputs may differ by so many times what rounding every parameter to float32 once more would do; a constant that was
 #: folded into a bias was rounded so. A border or a sign done wrong is off by far more.
@@ -207,3 +208,16 @@ def outputs_of(result: object) -> list[Tensor]:
     if isinstance(result, list | tuple):
         return [tensor for each in result for tensor in outputs_of(each)]
     return []
+
+
+@contextmanager
+def one_precision() -> Iterator[None]:
+    """Where a forward asks for autocast, by itself or since a trainer has wrapped it, nothing is cast: a graph computes
+    in one type throughout."""
+    kind = torch.autocast
+    enter, leave = kind.__enter__, kind.__exit__
+    kind.__enter__, kind.__exit__ = (lambda region: region), (lambda region, *error: None)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]

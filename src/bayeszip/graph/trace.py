@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 from bayeszip.errors import ModelError
 from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
-from bayeszip.graph.proof import alike, outputs_of
+from bayeszip.graph.proof import alike, one_precision, outputs_of
 from bayeszip.graph.sizes import with_free_sizes
 from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
@@ -28,14 +28,15 @@ class UntraceableModel(ModelError):
     """What a module computes can't be written as a graph (data-dependent control flow, for example)."""
 
 
+@one_precision()
 def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Graph:
     """What a module computes in `eval()`, as a graph of the closed list of operators.
 
     Dimension 0 of every input is the batch; its size stays free, and so do other sizes of the inputs where the module
     takes them twice or half as large: see `with_free_sizes`. Tensors keep their names in the module; of tied
     ones the first name stands for all. Dropout disappears. Casts from one floating-point type to another disappear
-    too: the graph computes in one type throughout, that of most of the module's parameters. The module is left as it
-    was.
+    too: the graph computes in one type throughout, that of most of the module's parameters, and so does a part of the
+    module that asks for autocast. The module is left as it was.
 
     Raises:
         UnknownOperator: the module uses an operator outside the list; the message names it and its layer.

@@ -113,9 +113,10 @@ def within_bytes(quantizer: Quantizer, size: Callable[[Trial], int], budget: int
         least = min(least, found)
         if found <= budget and (best is None or trial.error < best.error):
             best = trial
-        return math.log(budget / found)
+        # From −NEAR to 0 where the file is within the budget, and fills it.
+        return math.log(budget / found) - NEAR
 
-    if start is not None or value(FINEST) < 0:
+    if start is not None or value(FINEST) < -NEAR:
         _approach(value, start or 0.05, 0.5)
     if best is None:
         raise TargetError(f"the smallest file found has {least:,} bytes, more than {budget:,}; allow more")

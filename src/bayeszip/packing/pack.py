@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -136,20 +135,35 @@ class _Target:
 
     def reach(self, knob: Knob, contents: Contents, quantizers: Sequence[Steps | Pushing]) -> Result:
         """The smallest file at the quality asked for, or the best within the bytes."""
-        budget = knob.max_bytes
-        if budget is None:
-            trials = [by_clusters(at_error(quantizer, knob.error), contents) for quantizer in quantizers]
-            ranks: list[float] = [self.size(trial) for trial in trials]
-        else:
-            trials = [within_bytes(quantizer, self.size, budget) for quantizer in quantizers]
-            ranks = [trial.error for trial in trials]
-        place = int(np.argmin(ranks))
-        best, quantizer = trials[place], quantizers[place]
+        first, quantizer = self._first(knob, contents, quantizers)
+        best = first
         if isinstance(quantizer, Steps) and self.knows_dependent:
-            best = self._better(trials[place], quantizer.dependent(), knob, contents)
-            if best is trials[place]:
+            best = self._better(first, quantizer.dependent(), knob, contents)
+            if best is first:
                 best = self._better(best, LiveSteps(quantizer, contents), knob, contents)
         return self.code(best)
+
+    def _first(
+        self, knob: Knob, contents: Contents, quantizers: Sequence[Steps | Pushing]
+    ) -> tuple[Trial, Steps | Pushing]:
+        """The best of what the quantizers come to, and which of them it was.
+
+        Raises:
+            TargetError: none of them keeps within the bytes.
+        """
+        budget = knob.max_bytes
+        if budget is None:
+            sized = [(by_clusters(at_error(each, knob.error), contents), each) for each in quantizers]
+            return min(sized, key=lambda found: self.size(found[0]))
+        within, failures = [], []
+        for each in quantizers:
+            try:
+                within.append((within_bytes(each, self.size, budget), each))
+            except TargetError as error:
+                failures.append(error)
+        if not within:
+            raise failures[0]
+        return min(within, key=lambda found: found[0].error)
 
     def _better(self, best: Trial, quantizer: Quantizer, knob: Knob, contents: Contents) -> Trial:
         """The best trial so far, or that of another quantizer, which is sought from the same factor on."""
