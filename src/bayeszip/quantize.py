@@ -445,7 +445,7 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
     0 moves nothing.
 
     Args:
-        deviations: by the name of a shift, as `graph.fold_norms` gives them.
+        deviations: by the name of a shift, or of the weight of a norm without one, as `graph.fold_norms` gives them.
     """
     if not error:
         return model
@@ -461,7 +461,7 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
                 rounded[name] = replace(tensor, scale=_on_log_grid(tensor.scale.dequantize(), grid))
         elif (of_norm := own.get(name)) is not None:
             rounded[name] = _on_log_grid(tensor.values, of_norm)
-        elif name in deviations and _is_vector(tensor):
+        elif name in deviations and name not in own and _is_vector(tensor):
             step = _SPREAD * error * (deviations[name] or 1.0)
             # A shift that no grid of such steps holds stays as it is: coarser ones would move it further than `error`.
             if _fits_a_grid(tensor.values, step):
@@ -478,8 +478,8 @@ def round_vector(values: np.ndarray, error: float) -> QuantizedTensor | None:
 def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:
     """Those of norms that are still there."""
     nodes = model.graph.nodes if model.graph is not None else ()
-    named = [node.tensors[:2] for node in nodes if "_norm" in node.op]
-    found = dict.fromkeys(str(weight) for weight, bias in named if weight is not None and bias in deviations)
+    named = [(*node.tensors[:2], None)[:2] for node in nodes if "_norm" in node.op]
+    found = dict.fromkeys(weight for weight, bias in named if weight is not None and (bias or weight) in deviations)
     return [name for name in found if _is_vector(model.tensors[name])]
 
 

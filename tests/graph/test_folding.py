@@ -24,6 +24,35 @@ def test_norms_without_a_shift_are_packed(place):
     torch.testing.assert_close(result.model(inputs), network(inputs), rtol=0.02, atol=0.02)
 
 
+def test_weights_of_norms_without_a_shift_are_rounded_beside_others():
+    layers = [nn.Linear(8, 16), nn.RMSNorm(16), nn.Linear(16, 16), nn.LayerNorm(16), nn.LayerNorm(16, bias=False)]
+    network = nn.Sequential(*layers).eval()
+    with torch.no_grad():
+        for norm in (network[1], network[3], network[4]):
+            norm.weight.uniform_(0.5, 2.0)
+    result = bayeszip.pack(network, example_inputs=torch.randn(4, 8), coding=Coding())
+    held = {name: result.compressed.tensors[name] for name in ("1.weight", "3.weight", "4.weight")}
+    assert {type(tensor.grid) for tensor in held.values()} == {LogGrid}
+
+
+def without_affine() -> nn.Module:
+    layers = [nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6, affine=False), nn.ReLU()]
+    layers += [nn.Conv2d(6, 5, 3), nn.BatchNorm2d(5, affine=False), nn.ReLU(), nn.BatchNorm2d(5, affine=False)]
+    return nn.Sequential(*layers)
+
+
+def test_norms_without_parameters_are_folded_and_come_back_as_statistics(tmp_path):
+    network, inputs = lively(without_affine()), torch.randn(4, 3, 8, 8)
+    result = bayeszip.pack(network, example_inputs=inputs, quality=99.9)
+    # The last one has no layer before it that could take it.
+    assert {name for name in result.compressed.tensors if "running" in name} == {"6.running_mean", "6.running_var"}
+    torch.testing.assert_close(result.model(inputs), network(inputs), rtol=0.02, atol=0.02)
+    result.save(tmp_path / "net.bayz")
+    net = bayeszip.load(tmp_path / "net.bayz", into=without_affine())
+    torch.testing.assert_close(net(inputs), result.model(inputs), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(net[1].running_var, torch.full((6,), 1 - 1e-5))
+
+
 def lively(network: nn.Module) -> nn.Module:
     """Norms as a training leaves them: no factor 1, no shift 0, some factors negative."""
     torch.manual_seed(1)

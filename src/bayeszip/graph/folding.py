@@ -35,7 +35,8 @@ def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[Co
         frozen: names of tensors that stay as they are.
 
     Returns:
-        The model, and for the bias of each norm (of any kind) the deviation of what it is added to.
+        The model, and for the bias of each norm (of any kind) the deviation of what it is added to; by the name of its
+        weight where a norm has no bias.
     """
     if model.graph is None:
         return model, {}
@@ -43,20 +44,19 @@ def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[Co
     for position, node in enumerate(model.graph.nodes):
         if node.op.startswith("batch_norm") and not any(name in frozen for name in node.tensors):
             folding.fold(position, node)
-    return folding.folded(model), _deviations(model, frozen)
+    return folding.folded(model), {**_deviations(model, frozen), **folding.named}
 
 
 def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, float]:
     """What comes out of a norm has the deviation that its weight says."""
     found = {}
     for node in model.graph.nodes if model.graph is not None else ():
-        if "_norm" not in node.op or len(node.tensors) < 2 or None in node.tensors[:2]:
+        weight_name, *others = (*node.tensors[:2], None)
+        if "_norm" not in node.op or weight_name is None or any(name in frozen for name in node.tensors):
             continue
-        if any(name in frozen for name in node.tensors):
-            continue
-        weight = model.tensors[str(node.tensors[0])]
+        weight = model.tensors[weight_name]
         if isinstance(weight, RawTensor) and weight.dtype == "float32" and weight.size:
-            found[str(node.tensors[1])] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
+            found[others[0] or weight_name] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
     return found
 
 
@@ -76,6 +76,8 @@ class _Folding:
         self._graph = graph
         self._shapes = shapes(model) if states_inputs(graph) else []
         self._nodes: list[Node | None] = list(graph.nodes)
+        #: Biases that norms without one have left, and the deviation of what these are added to.
+        self.named: dict[str, float] = {}
         #: What a folded norm gave → what gives it now.
         self._stands_for: dict[int, int] = {}
         reads = [value for node in graph.nodes for value in node.inputs]
@@ -91,23 +93,44 @@ class _Folding:
         (source,) = norm.inputs
         producer = source - self._graph.inputs
         node = self._nodes[producer] if producer >= 0 else None
-        alone = all(self._uses[str(name)] == 1 for name in norm.tensors)
+        names = [name for name in norm.tensors if name is not None]
+        alone = all(self._uses[name] == 1 for name in names)
         if node is None or not alone or self._readers[source] > 1 or not self._takes_scales(node, source):
-            self._reduce(norm, affine)
+            # One without weight and bias has no more than two vectors.
+            if norm.tensors[0] is not None and norm.tensors[1] is not None:
+                self._reduce(norm, affine)
             return
-        self._nodes[producer] = self._scaled(node, affine, str(norm.tensors[1]))
-        for name in (norm.tensors[0], *norm.tensors[2:]):
-            del self._tensors[str(name)]
+        bias_name = self._bias_of(norm)
+        self._nodes[producer] = self._scaled(node, affine, bias_name)
+        for name in names:
+            if name != bias_name:
+                del self._tensors[name]
         self._nodes[position] = None
         self._stands_for[self._graph.inputs + position] = source
 
+    def _bias_of(self, norm: Node) -> str:
+        """The name of a norm's bias; where it has none, the name that it would have."""
+        if norm.tensors[1] is not None:
+            return norm.tensors[1]
+        path, dot, _ = str(norm.tensors[2]).rpartition(".")
+        name = f"{path}{dot}bias"
+        self.named[name] = 1.0
+        return name
+
     def _affine(self, norm: Node) -> _Affine | None:
-        """None where a tensor is missing, not plain float32, or read by others than this very norm, used again."""
-        if any(set(norm.tensors) & set(other.tensors) and not _alike(norm, other) for other in self._graph.nodes):
+        """None where statistics are missing, a tensor isn't plain float32, or is read by others than this very norm,
+        used again."""
+        names = {name for name in norm.tensors if name is not None}
+        if any(names & set(other.tensors) and not _alike(norm, other) for other in self._graph.nodes):
             return None
-        found = []
-        for name in norm.tensors:
+        if norm.tensors[2] is None or norm.tensors[3] is None:
+            return None
+        found: list[np.ndarray | float] = []
+        for name, missing in zip(norm.tensors, (1.0, 0.0, 0.0, 1.0), strict=True):
             tensor = None if name is None else self._tensors[name]
+            if tensor is None:
+                found.append(missing)
+                continue
             if not isinstance(tensor, RawTensor) or tensor.dtype != "float32":
                 return None
             found.append(tensor.values.astype(np.float64))

@@ -56,7 +56,7 @@ def load_into(
         if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
             make_plain(owner)
     owners = dict(unwrapped(net).named_modules())
-    tensors = {**model.tensors, **_norms_given_back(model, owners)}
+    tensors = _with_norms(model, owners)
     whole = {
         name: tuple(held.shape)
         for name in tensors
@@ -197,24 +197,29 @@ def _parts_of_dims(model: CompressedModel, net: nn.Module) -> dict[str, int]:
 _Places = list[tuple[nn.Module, str]]
 
 
-def _norms_given_back(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[str, RawTensor]:
-    """What the class has and a file without norms lacks: a bias that bears a norm's name is all that the norm does."""
-    given: dict[str, RawTensor] = {}
+def _with_norms(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[str, QuantizedTensor | RawTensor]:
+    """The tensors, with what the class has and a file without norms lacks: a bias that bears a norm's name is all that
+    the norm does. One without a bias of its own has it as its mean."""
+    tensors = dict(model.tensors)
     for node in model.graph.nodes if model.graph is not None else ():
         if node.op not in CHANNELS or node.tensors[1] is None:
             continue
         path = str(node.tensors[1]).rpartition(".")[0]
-        norm, count = owners.get(path), model.tensors[str(node.tensors[1])].size
+        norm, bias = owners.get(path), model.tensors[str(node.tensors[1])]
         if not isinstance(norm, nn.modules.batchnorm._NormBase) or norm.running_mean is None:
             continue
-        ones, zeros = np.ones(count, np.float32), np.zeros(count, np.float32)
-        given[f"{path}.weight"] = RawTensor(ones, "float32")
-        given[f"{path}.running_mean"] = RawTensor(zeros, "float32")
-        given[f"{path}.running_var"] = RawTensor(ones - np.float32(norm.eps), "float32")
+        ones, zeros = np.ones(bias.size, np.float32), np.zeros(bias.size, np.float32)
+        mean = zeros
+        if norm.affine:
+            tensors[f"{path}.weight"] = RawTensor(ones, "float32")
+        else:
+            mean = -to_torch(tensors.pop(str(node.tensors[1]))).float().numpy()
+        tensors[f"{path}.running_mean"] = RawTensor(mean, "float32")
+        tensors[f"{path}.running_var"] = RawTensor(ones - np.float32(norm.eps), "float32")
         before = str(node.tensors[0]).rpartition(".")[0]
         if _held(owners.get(before), "bias") is not None:
-            given[f"{before}.bias"] = RawTensor(zeros, "float32")
-    return given
+            tensors[f"{before}.bias"] = RawTensor(zeros, "float32")
+    return tensors
 
 
 def _held(owner: nn.Module | None, leaf: str) -> Tensor | None:
