@@ -360,6 +360,13 @@ def test_a_record_that_can_not_be_written_is_refused_before_the_training(run, tm
     assert not (tmp_path / "x.bayz").exists()
 
 
+@pytest.mark.parametrize("options", [("--checkpoint-every", "5x"), ("--loss", "msee")])
+def test_a_misspelled_option_leaves_no_folder_of_a_run(run, tmp_path, options):
+    done = run(*compress_arguments(tmp_path / "x.bayz", "--run", tmp_path / "run", *options))
+    assert done.returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
     arguments = ["compress", "nets:tiny", "--data", "idx:images", "--recipe", "quick", "--device", "cpu", "--dry-run"]
     done = run(*arguments, "--json", "--exclude", "3", "--strength", "1.weight=0.5")

@@ -84,6 +84,15 @@ def test_free_sizes_stay_free_under_the_names_one_gives():
     assert np.allclose(runs(blob, x.numpy()), module(x).detach().numpy(), atol=1e-5)
 
 
+def test_sizes_that_do_not_stay_free_are_told(caplog):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(2))
+    model = model_of(module, torch.randn(2, 3, 16, 16), {})
+    blob = to_onnx(model)
+    shape = onnx.load_from_string(blob).graph.input[0].type.tensor_type.shape.dim
+    free = [dim.dim_param for dim in shape[2:]] != ["", ""]
+    assert ("takes inputs of the stated sizes alone" in caplog.text) is not free
+
+
 def test_names_must_be_as_many_as_there_are():
     model = model_of(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3), {})
     with pytest.raises(ModelError, match="has 1 inputs; 2 different names"):

@@ -227,10 +227,10 @@ def compress(
         max_metric_drop=max_metric_drop,
     )
     way = _way(chosen, goal, further, metric, augment, mixed_precision)
-    if not dry_run:
-        _check_places(output, run, further)
     checkpoints = _checkpointing(run, checkpoint_every, keep, force)
     target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
+    if not dry_run:
+        _check_places(output, run, further)
     network = _network(model, seed, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None

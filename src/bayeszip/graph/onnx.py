@@ -25,6 +25,8 @@ from bayeszip.tensors import CompressedModel
 
 __all__ = ["to_onnx"]
 
+_LOG = logging.getLogger("bayeszip")
+
 #: How far onnxruntime may be from torch, relative to the largest output.
 TOLERANCE = 1e-5
 
@@ -79,9 +81,10 @@ def to_onnx(
             blob: bytes = (proto if plain else with_tables(proto, model, onnx)).SerializeToString()
             _check(network, examples[1:], blob, runtime, max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps))
             return blob
-        except ModelError:
+        except ModelError as error:
             if not free:
                 raise
+            _LOG.warning("the ONNX file takes inputs of the stated sizes alone, at any batch size: %s", error)
     raise ModelError("torch.onnx can't export the network")
 
 
@@ -172,7 +175,7 @@ def _named(proto: Any) -> Any:
 
 def _difference(network: Network, inputs: tuple[Tensor, ...], blob: bytes, runtime: ModuleType) -> float:
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is told by what it raises
     try:
         session = runtime.InferenceSession(blob, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class of its own for each kind
