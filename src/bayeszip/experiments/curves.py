@@ -1,5 +1,5 @@
 """Curves of accuracy against bytes: networks with their data, their pretraining, and the strengths and rates they are
-tried at. A strength is a training; the rates are endings of it, and cost next to nothing.
+tried at. A strength is a training; the rates are endings of it, and cost a closing phase each.
 
 Everything about a network stands in its line of `NETWORKS`, in `bayeszip compress`'s own words.
 """

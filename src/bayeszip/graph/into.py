@@ -202,10 +202,10 @@ def _with_norms(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[st
     the norm does. One without a bias of its own has it as its mean."""
     tensors = dict(model.tensors)
     for node in model.graph.nodes if model.graph is not None else ():
-        if node.op not in CHANNELS or node.tensors[1] is None:
+        if node.op not in CHANNELS or len(node.tensors) < 2 or node.tensors[1] is None:
             continue
-        path = str(node.tensors[1]).rpartition(".")[0]
-        norm, bias = owners.get(path), model.tensors[str(node.tensors[1])]
+        path = node.tensors[1].rpartition(".")[0]
+        norm, bias = owners.get(path), model.tensors[node.tensors[1]]
         if not isinstance(norm, nn.modules.batchnorm._NormBase) or norm.running_mean is None:
             continue
         ones, zeros = np.ones(bias.size, np.float32), np.zeros(bias.size, np.float32)
@@ -213,7 +213,8 @@ def _with_norms(model: CompressedModel, owners: dict[str, nn.Module]) -> dict[st
         if norm.affine:
             tensors[f"{path}.weight"] = RawTensor(ones, "float32")
         else:
-            mean = -to_torch(tensors.pop(str(node.tensors[1]))).float().numpy()
+            tensors.pop(node.tensors[1], None)
+            mean = -to_torch(bias).float().numpy()
         tensors[f"{path}.running_mean"] = RawTensor(mean, "float32")
         tensors[f"{path}.running_var"] = RawTensor(ones - np.float32(norm.eps), "float32")
         before = str(node.tensors[0]).rpartition(".")[0]
