@@ -478,7 +478,7 @@ def round_vector(values: np.ndarray, error: float) -> QuantizedTensor | None:
 def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:
     """Those of norms that are still there."""
     nodes = model.graph.nodes if model.graph is not None else ()
-    named = [(*node.tensors[:2], None)[:2] for node in nodes if "_norm" in node.op]
+    named = [(*node.tensors, None, None)[:2] for node in nodes if "_norm" in node.op]
     found = dict.fromkeys(weight for weight, bias in named if weight is not None and (bias or weight) in deviations)
     return [name for name in found if _is_vector(model.tensors[name])]
 

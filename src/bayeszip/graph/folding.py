@@ -51,12 +51,12 @@ def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, fl
     """What comes out of a norm has the deviation that its weight says."""
     found = {}
     for node in model.graph.nodes if model.graph is not None else ():
-        weight_name, *others = (*node.tensors[:2], None)
+        weight_name, bias_name = (*node.tensors, None, None)[:2]
         if "_norm" not in node.op or weight_name is None or any(name in frozen for name in node.tensors):
             continue
         weight = model.tensors[weight_name]
         if isinstance(weight, RawTensor) and weight.dtype == "float32" and weight.size:
-            found[others[0] or weight_name] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
+            found[bias_name or weight_name] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
     return found
 
 
@@ -123,14 +123,12 @@ class _Folding:
         names = {name for name in norm.tensors if name is not None}
         if any(names & set(other.tensors) and not _alike(norm, other) for other in self._graph.nodes):
             return None
-        if norm.tensors[2] is None or norm.tensors[3] is None:
-            return None
-        found: list[np.ndarray | float] = []
-        for name, missing in zip(norm.tensors, (1.0, 0.0, 0.0, 1.0), strict=True):
-            tensor = None if name is None else self._tensors[name]
-            if tensor is None:
-                found.append(missing)
+        found: list[np.ndarray] = []
+        for name, without in zip(norm.tensors, (1.0, 0.0, None, None), strict=True):
+            if name is None and without is not None:
+                found.append(np.asarray(without))
                 continue
+            tensor = None if name is None else self._tensors[name]
             if not isinstance(tensor, RawTensor) or tensor.dtype != "float32":
                 return None
             found.append(tensor.values.astype(np.float64))
