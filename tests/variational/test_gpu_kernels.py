@@ -35,6 +35,23 @@ def test_kl(size):
         torch.testing.assert_close(slope.cpu().double()[within], tensor.grad[within], rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 1000, 1024, 100_003])
+def test_rate(size):
+    from bayeszip.variational.gpu_kernels import rate_with_slopes
+
+    torch.manual_seed(size)
+    theta = torch.randn(size) * torch.logspace(-8, 1, size)
+    log_sigma2, extra = torch.empty(size).uniform_(-30, 10), torch.empty(size).uniform_(0, 12)
+    exact = [tensor.double().requires_grad_() for tensor in (theta, log_sigma2)]
+    bits = (torch.sigmoid(-log_alpha(*exact)) * extra.double()).sum()
+    bits.backward()
+    fused = rate_with_slopes(*(tensor.to(DEVICE) for tensor in (theta, log_sigma2, extra)), torch.tensor(0.3))
+    within = log_alpha(*exact).detach().abs() < 49
+    torch.testing.assert_close(fused[0].cpu().double(), bits.detach(), rtol=1e-5, atol=1e-5)
+    for slope, tensor in zip(fused[1:], exact, strict=True):
+        torch.testing.assert_close(slope.cpu().double()[within], 0.3 * tensor.grad[within], rtol=2e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("components", [1, 2, 17, 64])
 def test_mixture(components):
     from bayeszip.variational.gpu_kernels import mixture_with_slopes

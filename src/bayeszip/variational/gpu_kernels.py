@@ -10,13 +10,14 @@ from torch import Tensor
 
 from bayeszip.variational.distributions import HALF_LOG_2PI, K1, K2, K3, LOG_ALPHA_BOUND, THETA2_FLOOR
 
-__all__ = ["add_noise", "kl_with_slopes", "mixture_with_slopes"]
+__all__ = ["add_noise", "kl_with_slopes", "mixture_with_slopes", "rate_with_slopes"]
 
-#: Weights that a program of the first kernel reads at once, and those of the second, which holds K values for each.
+#: Weights that a program reads at once; fewer where it holds K values for each.
 KL_BLOCK = 1024
+RATE_BLOCK = 1024
 SAMPLE_BLOCK = 1024
 MIXTURE_BLOCK = 32
-#: Blocks that a program of the second kernel goes through, adding up what concerns the components.
+#: Blocks that a program of the mixture's kernel goes through, adding up what concerns the components.
 MIXTURE_ROUNDS = 8
 
 
@@ -43,6 +44,31 @@ def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> 
         block=KL_BLOCK,
     )
     return sums.sum(dtype=torch.float64).float() * factor, by_theta, by_log_sigma2
+
+
+def rate_with_slopes(
+    theta: Tensor, log_sigma2: Tensor, extra: Tensor, scale: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ p · extra, p = 1/(1 + α), and `scale` × its gradients in θ and in log σ²; all of these are vectors."""
+    size = theta.numel()
+    programs = triton.cdiv(size, RATE_BLOCK)
+    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
+    sums = torch.empty(programs, device=theta.device)
+    factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
+    _rate[(programs,)](
+        theta,
+        log_sigma2,
+        extra,
+        factor,
+        by_theta,
+        by_log_sigma2,
+        sums,
+        size,
+        floor=THETA2_FLOOR,
+        bound=LOG_ALPHA_BOUND,
+        block=RATE_BLOCK,
+    )
+    return sums.sum(dtype=torch.float64).float(), by_theta, by_log_sigma2
 
 
 def mixture_with_slopes(
@@ -140,6 +166,37 @@ def _kl(
     tl.store(sums + program, tl.sum(tl.where(inside, k1 * noise + 0.5 * far, 0.0), axis=0))
     slope = scale * (-k1 * k3 * noise * (1.0 - noise) - 0.5 * signal)
     tl.store(by_log_sigma2 + place, slope, mask=inside)
+    tl.store(by_theta + place, slope * mean * -2.0 / square, mask=inside)
+
+
+@triton.jit
+def _rate(
+    theta: tl.tensor,
+    log_sigma2: tl.tensor,
+    extra: tl.tensor,
+    factor: tl.tensor,
+    by_theta: tl.tensor,
+    by_log_sigma2: tl.tensor,
+    sums: tl.tensor,
+    size: tl.tensor,
+    floor: tl.constexpr,
+    bound: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    place = program.to(tl.int64) * block + tl.arange(0, block)
+    inside = place < size
+    mean = tl.load(theta + place, mask=inside, other=1.0)
+    variance = tl.load(log_sigma2 + place, mask=inside, other=0.0)
+    bits = tl.load(extra + place, mask=inside, other=0.0)
+    square = mean * mean + floor
+    log_alpha = tl.minimum(tl.maximum(variance - tl.log(square), -bound), bound)
+    # p, and 1 − p by itself, which is lost where p is nearly 1.
+    kept, dropped = 1.0 / (1.0 + tl.exp(log_alpha)), 1.0 / (1.0 + tl.exp(-log_alpha))
+    tl.store(sums + program, tl.sum(kept * bits, axis=0))
+    slope = -tl.load(factor) * dropped * kept * bits
+    tl.store(by_log_sigma2 + place, slope, mask=inside)
+    # d log α / dθ = −2θ/θ², with the floor that log α has.
     tl.store(by_theta + place, slope * mean * -2.0 / square, mask=inside)
 
 

@@ -27,6 +27,7 @@ from bayeszip.variational.distributions import THETA2_FLOOR, log_alpha
 from bayeszip.variational.kernels import rate_with_slopes
 from bayeszip.variational.layers import VariationalWeight, is_kept, variational_weights
 from bayeszip.variational.passes import add_to_gradients
+from bayeszip.variational.sampling import on_triton
 from bayeszip.variational.terms import Term
 
 __all__ = ["Pricing", "Rate", "RateSettings"]
@@ -142,11 +143,17 @@ def _as_one(
     """Σ p · extra, and `factor` × its gradients in each θ and then each log σ², over all weights as one vector."""
     sizes = [theta.numel() for theta in thetas]
     theta, log_sigma2, extra = torch.cat(list(thetas)), torch.cat(list(log_sigma2s)), torch.cat(list(extras))
-    kept = torch.sigmoid(-log_alpha(theta, log_sigma2))
-    slope = (kept - 1) * kept * extra * factor
-    # d log α / dθ = −2θ/θ², with the floor that log α has.
-    by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
-    return (kept * extra).sum(), [*by_theta.split(sizes), *slope.split(sizes)]
+    if on_triton(theta):
+        from bayeszip.variational import gpu_kernels
+
+        bits, by_theta, slope = gpu_kernels.rate_with_slopes(theta, log_sigma2, extra, factor)
+    else:
+        kept = torch.sigmoid(-log_alpha(theta, log_sigma2))
+        slope = (kept - 1) * kept * extra * factor
+        # d log α / dθ = −2θ/θ², with the floor that log α has.
+        by_theta = slope * theta * -2 / (theta.square() + THETA2_FLOOR)
+        bits = (kept * extra).sum()
+    return bits, [*by_theta.split(sizes), *slope.split(sizes)]
 
 
 def _on_cpu(
