@@ -38,23 +38,32 @@ class Loaders:
     """What training and choosing may see. The test set is asked for by itself, with `load_test`, and only reports."""
 
     train: Loader
-    validation: Loader
+    #: None where nothing was held out.
+    validation: Loader | None
 
 
-def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device) -> Loaders:
+def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device, hold_out: bool = True) -> Loaders:
     """Training and validation batches of data by name (see `data.load`) or of `module:function`; no test set is opened.
 
     `function()` returns (train, validation[, test]) loaders; the third is not handed on.
 
+    Args:
+        hold_out: set examples aside for validation; else all are trained on, and nothing can be chosen.
+
     Raises:
-        DataError: the data is missing or damaged, or the factory returned something else.
+        DataError: the data is missing or damaged, or the factory returned something else, or holds out by itself.
     """
     if not _is_built_in(spec):
+        if not hold_out:
+            raise DataUsageError(f"{spec} says itself what is held out: let it train on all, and drop --no-hold-out")
         return Loaders(*_from_factory(spec)[:2])
-    train, validation = (split.to(device) for split in data.load_training(spec))
+    train, validation = data.load_training(spec)
+    if not hold_out:
+        train = train + validation
+    train = train.to(device)
     return Loaders(
         ResidentBatches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
-        ResidentBatches(validation.images, validation.labels, EVALUATION_BATCH),
+        _in_order(validation.to(device)) if hold_out else None,
     )
 
 
@@ -74,8 +83,12 @@ def load_test(spec: str, *, device: torch.device) -> Reported:
     if not _is_built_in(spec):
         made = _from_factory(spec)
         return Reported(made[-1], "test" if len(made) > 2 else "validation")
-    test = data.load_test(spec).to(device)
-    return Reported(ResidentBatches(test.images, test.labels, EVALUATION_BATCH), "test")
+    return Reported(_in_order(data.load_test(spec).to(device)), "test")
+
+
+def _in_order(split: data.Split) -> ResidentBatches:
+    """To be judged on."""
+    return ResidentBatches(split.images, split.labels, EVALUATION_BATCH)
 
 
 def _is_built_in(spec: str) -> bool:

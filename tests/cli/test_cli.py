@@ -372,6 +372,31 @@ def test_a_misspelled_option_leaves_no_folder_of_a_run(run, tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
+def test_all_images_are_trained_on_where_none_are_held_out(run, tmp_path):
+    done = run(*compress_arguments(tmp_path / "x.bayz", "--no-hold-out", "--run", tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    assert "validation" not in done.stdout
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["validation_accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        (("--max-accuracy-drop", 1), "--max-accuracy-drop"),
+        (("--metric", "mse,lower"), "--metric"),
+        (("--set", "quantization.rate=1", "--set", "quantization.rate_trials=2"), "quantization.rate_trials"),
+        (("--data", "nets:loaders"), "nets:loaders"),
+    ],
+)
+def test_what_needs_validation_is_refused_where_nothing_is_held_out(run, tmp_path, options, culprit):
+    done = run(*compress_arguments(tmp_path / "x.bayz", "--no-hold-out", *options))
+    assert done.returncode == 2
+    assert culprit in done.stderr
+    assert "--no-hold-out" in done.stderr.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
     arguments = ["compress", "nets:tiny", "--data", "idx:images", "--recipe", "quick", "--device", "cpu", "--dry-run"]
     done = run(*arguments, "--json", "--exclude", "3", "--strength", "1.weight=0.5")

@@ -4,7 +4,7 @@ import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
-from bayeszip.experiments.curves import CURVES, NETWORKS, Curve, curve_of
+from bayeszip.experiments.curves import AFRESH, CURVES, NETWORKS, UNTOUCHED, Curve, curve_of
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
 
@@ -22,7 +22,7 @@ def test_a_network_is_known_to_the_command_line(name):
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(curve):
     variants, points = curve.variants(), curve.points()
-    assert len(points) >= 6
+    assert len(points) >= (1 if curve.whole else 6)
     assert list(curve.strengths) == sorted(set(curve.strengths))
     assert {(point.strength, point.rate) for point in points if point.is_headline} == set(curve.headlines) != set()
     firsts = Experiment("frontier", "", variants, ()).runs((10,))
@@ -30,7 +30,11 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     count = 3 if NETWORKS[curve.model].data == "cifar10" else 5
     wanted = [count if strength in dict(curve.headlines) else 1 for strength in curve.strengths]
     assert [len(variant.seeds) for variant in variants] == wanted
-    assert min(seed for variant in variants for seed in variant.seeds) >= 10
+    # Those that are trained on all images have seeds that no other curve has shown.
+    assert {seed for variant in variants for seed in variant.seeds} <= set(AFRESH if curve.whole else UNTOUCHED)
+    assert not {*range(10)} & {*AFRESH, *UNTOUCHED}
+    assert not set(AFRESH) & set(UNTOUCHED)
+    assert {variant.hold_out for variant in variants} == {not curve.whole}
 
 
 def test_runs_of_a_curve_begin_alike_and_differ_in_strength():
@@ -68,6 +72,14 @@ def test_rates_are_endings_of_one_training_and_no_rate_keeps_the_name():
     run = Experiment("frontier", "", curve.variants(), ()).runs()[0]
     assert list(run.endings) == [f"{point.name}-10" for point in curve.points()]
     assert [each.quantization.rate for each in run.endings.values()] == [0, 0.5, 1]
+
+
+def test_a_curve_on_all_images_has_a_name_of_its_own_and_may_have_one_beginning():
+    curve = Curve("vgg-16", True, (0.1,), ((0.1, 0),), way="coarse", whole=True, one_beginning=True)
+    (variant,) = curve.variants()
+    assert variant.name == "vgg-16-augmented-coarse-whole-tau1=0.1"
+    assert curve.title == "VGG-16, with augmentation, on all images, with 9 components"
+    assert {run.beginning for run in Experiment("frontier", "", (variant,), ()).runs()} == {AFRESH[0]}
 
 
 def test_seeds_after_the_first_end_at_the_headlines_alone():

@@ -61,7 +61,12 @@ def test_each_network_has_a_picture_with_the_peer_and_what_others_report(matplot
         "frontier-vgg-16.svg",
     }
     drawn = {path.stem: path.read_text() for path in tmp_path.iterdir()}
-    for words in ("bayeszip, with augmentation", "NNCodec, pretrained network", "LilNetX", "LilNetX, smaller"):
+    for words in (
+        "bayeszip, with augmentation, with 9 components",
+        "NNCodec, pretrained network",
+        "LilNetX",
+        "LilNetX, smaller",
+    ):
         assert f"<!-- {words} -->" in drawn["frontier-vgg-16"]
         assert f"<!-- {words} -->" in drawn["frontier"]
     assert "bayeszip, without augmentation" in drawn["frontier-resnet-20"]
@@ -101,17 +106,17 @@ def test_a_line_joins_what_validation_images_choose_and_dots_are_test_accuracies
 
 
 def test_the_table_of_a_curve_begins_with_its_smallest_file_and_shows_headlines():
-    records = [record for record in made_up("vgg-16") if curve_of(record["name"]) == "vgg-16-augmented"]
+    records = [record for record in made_up("vgg-16") if curve_of(record["name"]) == "vgg-16-augmented-coarse"]
     (grid,) = frontier_table(records)
-    assert grid.title == "VGG-16, with augmentation (`shift=4,flip`)"
+    assert grid.title == "VGG-16, with augmentation, with 9 components (`shift=4,flip`)"
     sizes = [int(row[5].strip("*").partition(" ")[0].replace(",", "")) for row in grid.rows]
     assert sizes == sorted(sizes)
     bold = [row for row in grid.rows if row[0].startswith("**")]
     assert [row[2] for row in bold] == ["**10–12**"] * len(bold) != []
     assert all("±" in row[3] for row in bold)
     headlines = headline_table(records).rows
-    (curve,) = (curve for curve in CURVES if curve.name == "vgg-16-augmented")
-    possible = {("VGG-16", "with augmentation", f"{strength:g}", f"{rate:g}") for strength, rate in curve.headlines}
+    (curve,) = (curve for curve in CURVES if curve.name == "vgg-16-augmented-coarse")
+    possible = {("VGG-16", curve.manner, f"{strength:g}", f"{rate:g}") for strength, rate in curve.headlines}
     assert {headline[:4] for headline in headlines} <= possible
     assert {headline[4:6] for headline in headlines} == {("10–12", "95.00 ± 0.00")}
 
@@ -148,8 +153,8 @@ def test_pages_have_pictures_and_tables_of_networks_that_have_records(checkout):
     assert "frontier-resnet-20.svg" not in results
     assert "| -14 | -50 | 90.00 | 500,000 |" in results
     assert "(docs/frontier.svg)" in readme
-    strength, _ = next(curve.headlines[0] for curve in CURVES if curve.name == "vgg-16-augmented")
-    assert f"| VGG-16 | with augmentation | {strength:g} | " in readme
+    curve = next(curve for curve in CURVES if curve.name == "vgg-16-augmented-whole")
+    assert f"| VGG-16 | {curve.manner} | {curve.headlines[0][0]:g} | " in readme
     (checkout / "results" / "frontier" / "runs.jsonl").unlink()
     assert "frontier-vgg-16.svg" not in rendered(checkout, "RESULTS.md")
     assert "frontier.svg" not in rendered(checkout, "README.md")

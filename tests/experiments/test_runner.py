@@ -71,6 +71,26 @@ def test_a_run_is_trained_on_the_training_split_and_nothing_else(nets, splits, t
     assert record["accuracy"] is not None
 
 
+def test_a_run_on_all_images_sees_those_for_validation_and_says_so(nets, splits, tmp_path):
+    whole = dataclasses.replace(SMALL, variants=(dataclasses.replace(BOTH, hold_out=False),))
+    (run,) = whole.runs(seeds=(0,))
+    (tmp_path / "out" / "small").mkdir(parents=True)
+    (tmp_path / "out" / "pretrained").mkdir()
+    task = Task(run, tmp_path / "out" / "small", "cpu", BOTH.data, pretraining=True)
+    held_out = Task(small_runs(seeds=(0,), only="both")[0], tmp_path / "out" / "small", "cpu", BOTH.data)
+    assert task.weights != held_out.weights
+    published = marks(splits.train) | marks(splits.validation)
+    assert do(task) == []
+    assert published == nets.SEEN
+    nets.SEEN.clear()
+    (record,) = do(dataclasses.replace(task, pretraining=False))
+    assert published == nets.SEEN
+    assert record["validation_accuracy"] is None
+    assert record["hold_out"] is False
+    assert is_of(record, run)
+    assert not is_of(record, held_out.run)
+
+
 def test_the_command_trains_on_the_training_split_and_nothing_else(nets, images, splits, tmp_path, monkeypatch, capsys):
     words = ["compress", MODEL, "--data", f"idx:{images}", "--pretrain", "--device", "cpu", "-o", "net.bayz"]
     settings = [word for setting in SETTINGS.split() for word in ("--set", setting)]

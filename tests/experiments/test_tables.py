@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bayeszip.experiments.runs import parse_seeds
-from bayeszip.experiments.tables import STUDENT_T, Grid, front, paper_table, with_interval
+from bayeszip.experiments.tables import STUDENT_T, Grid, front, mean_of, paper_table, with_interval
 
 
 def test_an_interval_holds_the_mean_in_95_of_100_cases():
@@ -40,6 +40,13 @@ def test_a_front_is_what_no_other_beats_on_validation():
     points = [(10, 0.90), (20, 0.95), (15, 0.89), (30, 0.95), (40, 0.97)]
     records = [{"bytes": size, "validation_accuracy": accuracy} for size, accuracy in points]
     assert [(r["bytes"], r["validation_accuracy"]) for r in front(records)] == [(10, 0.90), (20, 0.95), (40, 0.97)]
+
+
+def test_where_nothing_was_held_out_nothing_is_beaten():
+    runs = [{"bytes": size, "validation_accuracy": None} for size in (3, 1, 2)]
+    assert [run["bytes"] for run in front(runs)] == [1, 2, 3]
+    assert mean_of(runs, "validation_accuracy") is None
+    assert mean_of(runs, "bytes") == 2
 
 
 def test_a_grid_as_markdown():

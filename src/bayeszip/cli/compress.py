@@ -162,6 +162,15 @@ def compress(
             rich_help_panel=_TRAINING,
         ),
     ] = None,
+    hold_out: Annotated[
+        bool,
+        typer.Option(
+            "--hold-out/--no-hold-out",
+            help="Set a part of the training images aside for validation; or train on all of them, when settings are "
+            "chosen.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = True,
     include: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,6 +236,7 @@ def compress(
         max_metric_drop=max_metric_drop,
     )
     way = _way(chosen, goal, further, metric, augment, mixed_precision)
+    _check_judged(chosen, goal, metric, hold_out)
     checkpoints = _checkpointing(run, checkpoint_every, keep, force)
     target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
     if not dry_run:
@@ -234,7 +244,7 @@ def compress(
     network = _network(model, seed, weights)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
-    loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target)
+    loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
         _show_preview(network, loaders, chosen, judged_by, target, pretrain, further, as_json)
         return
@@ -301,6 +311,16 @@ def _way(
         "augment": None if augment is None else Augmentation.parse(augment),
         "mixed_precision": known_precision(mixed_precision),
     }
+
+
+def _check_judged(recipe: "Recipe", goal: dict[str, Any], metric: str | None, hold_out: bool) -> None:
+    """Refuse what only validation data can tell, where none are held out."""
+    kept = ("max_accuracy_drop", "max_loss_increase", "max_metric_drop")
+    asked = {f"--{name.replace('_', '-')}": goal[name] for name in kept}
+    asked |= {"--metric": metric, "quantization.rate_trials": recipe.quantization.rate_trials or None}
+    measured = [name for name, value in asked.items() if value is not None]
+    if measured and not hold_out:
+        raise RecipeError(f"{measured[0]} is measured on validation images; drop it, or --no-hold-out")
 
 
 def _strengths(given: list[str] | None) -> dict[str, float] | None:

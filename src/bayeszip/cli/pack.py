@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,7 +160,7 @@ def _sweep(model: Any, options: dict[str, Any], data: str | None, plot: Path | N
     accuracy = None
     if data is not None:
         validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
-        accuracy = lambda network: evaluate(network, validation)  # noqa: E731 - one line says it
+        accuracy = None if validation is None else partial(evaluate, loader=validation)
     points = packing.curve(model, accuracy=accuracy, **options)
     if plot is not None:
         _plot(points, plot)

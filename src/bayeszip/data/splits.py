@@ -26,6 +26,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __add__(self, other: "Split") -> "Split":
+        """The examples of both, these first."""
+        return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
     def to(self, device: torch.device | str) -> "Split":
         """The same examples on another device."""
         return Split(self.images.to(device), self.labels.to(device))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bayeszip.experiments.runs import Variant, at_rate
 
 __all__ = [
+    "AFRESH",
     "AT_NO_RATE",
     "CURVES",
     "NETWORKS",
@@ -29,6 +30,8 @@ AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
 
 #: Seeds that nobody chose on. A curve has the first of them alone.
 UNTOUCHED = tuple(range(10, 15))
+#: Others, for networks that are trained on all images when the figures of the former have been seen.
+AFRESH = tuple(range(20, 25))
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,6 @@ class Network:
         seeds: how many a headline has.
         pretraining: settings of the pretraining, as `--set` takes them: its phase is called `l2`.
         augment_before: how images are changed in the pretraining, if otherwise.
-        beginning: the seed whose pretrained network all seeds begin from; None: each from its own.
         settings: what is changed in the recipe.
         mixed_precision: as `--mixed-precision` takes it.
     """
@@ -55,7 +57,6 @@ class Network:
     seeds: int
     pretraining: str = ""
     augment_before: str = ""
-    beginning: int | None = None
     settings: str = ""
     mixed_precision: str | None = None
 
@@ -74,7 +75,6 @@ NETWORKS: dict[str, Network] = {
         title="ResNet-20-4",
         pretraining="l2.rate_theta=0.1 l2.epochs=110",
         augment_before="shift=4,flip,cutout=8",
-        beginning=UNTOUCHED[0],
         settings="vd+sws.epochs=15",
     ),
     "vgg-16": replace(
@@ -106,8 +106,8 @@ WAYS: dict[str, Way] = {
         "with a rate term of 4, and symbols that are free in a closing phase of 40 epochs",
     ),
     "narrow": Way(
-        f"all.groups.tau=30 vd.groups.ramp=0.2 {_FREE}",
-        "with the prior on units, and symbols that are free in the closing phase",
+        f"all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9 {_FREE}",
+        "with the prior on units, 9 components, and symbols that are free in the closing phase",
     ),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
     "smallest-half": Way("epochs_scale=0.5", "by the recipe `smallest` with half of its epochs", "smallest"),
@@ -150,6 +150,8 @@ class Curve:
             strengths are run with all seeds.
         rates: weights of a bit, which the first seed's trainings are ended at beside 0; others at the headlines'.
         way: a name in `WAYS`, where it is not trained as its network's line says.
+        whole: no images are held out for validation: settings are those of curves that had some.
+        one_beginning: all its seeds begin from the first one's pretrained network.
     """
 
     model: str
@@ -158,16 +160,24 @@ class Curve:
     headlines: tuple[tuple[float, float], ...]
     rates: tuple[float, ...] = ()
     way: str = ""
+    whole: bool = False
+    one_beginning: bool = False
 
     @property
     def name(self) -> str:
-        return self.model + ("-augmented" if self.augmented else "") + (f"-{self.way}" if self.way else "")
+        parts = (self.model, "augmented" if self.augmented else "", self.way, "whole" if self.whole else "")
+        return "-".join(filter(None, parts))
 
     @property
     def manner(self) -> str:
         """How it is trained, in words."""
-        said = f"{'with' if self.augmented else 'without'} augmentation"
+        said = f"{'with' if self.augmented else 'without'} augmentation" + (", on all images" if self.whole else "")
         return f"{said}, {WAYS[self.way].meaning}" if self.way else said
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Those of its headlines; its other points have the first."""
+        return (AFRESH if self.whole else UNTOUCHED)[: NETWORKS[self.model].seeds]
 
     @property
     def title(self) -> str:
@@ -182,10 +192,16 @@ class Curve:
         way = WAYS.get(self.way, Way("", ""))
         settings += f" {way.settings}"
         quoted = tuple(rate for at, rate in self.headlines if at == strength)
-        seeds = UNTOUCHED[: NETWORKS[self.model].seeds if quoted else 1]
+        seeds = self.seeds if quoted else self.seeds[:1]
         variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
-        later = tuple(filter(None, quoted))
-        return replace(variant, recipe=way.recipe or variant.recipe, rates=self.rates, later_rates=later)
+        return replace(
+            variant,
+            recipe=way.recipe or variant.recipe,
+            rates=self.rates,
+            later_rates=tuple(filter(None, quoted)),
+            hold_out=not self.whole,
+            beginning=self.seeds[0] if self.one_beginning else None,
+        )
 
     def points(self) -> tuple[Point, ...]:
         """All that its trainings end in."""
@@ -211,7 +227,6 @@ def variant_of(
         data=network.data,
         augment=augment,
         augment_before=before,
-        beginning=network.beginning,
         mixed_precision=network.mixed_precision,
         seeds=seeds,
     )
@@ -226,6 +241,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free"),
     Curve("lenet-300-100", False, (0.25,), ((0.25, 0), (0.25, 0.5)), _RATES, "smallest"),
     Curve("lenet-300-100", False, (0.5,), ((0.5, 0), (0.5, 0.5)), _RATES, "smallest-half"),
+    Curve("lenet-300-100", False, (0.35,), ((0.35, 0.5), (0.35, 1)), _RATES, "priced-free", whole=True),
     Curve("lenet-300-100", True, (0.7, 1, 1.4, 2, 2.5, 3, 4, 6), ((2, 0), (2.5, 0))),
     Curve("lenet-300-100", True, (2.5,), ((2.5, 0.5),), _RATES, "free"),
     Curve("lenet-5", False, (0.5, 0.7, 1, 1.4, 2, 4, 8), ((1, 0), (1.4, 0))),
@@ -233,20 +249,20 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", True, (1, 2, 3, 4, 6, 8, 12), ((4, 0), (8, 0), (12, 0))),
     Curve("lenet-5", True, (4, 8), ((4, 0.5), (8, 0.25), (8, 0.5), (8, 0.75)), _RATES, "free"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
-    Curve("lenet-5", True, (3, 6), ((3, 0), (3, 0.25), (6, 0), (6, 0.25)), (0.25, 0.5), "narrow"),
+    Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25)), (0.25, 0.5), "narrow"),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
-    Curve("resnet-20", True, (0.2,), ((0.2, 0), (0.2, 0.25)), _RATES, "coarse"),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
+    Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
-    Curve("resnet-20-4", True, (0.1,), ((0.1, 0.25), (0.1, 0.5)), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("vgg-16", True, (0.1,), ((0.1, 0), (0.1, 0.25)), _RATES),
+    Curve("resnet-20-4", True, (0.15,), ((0.15, 0), (0.15, 0.5)), _RATES, whole=True, one_beginning=True),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
+    Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bayeszip.errors import ModelError
 from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
 from bayeszip.experiments.records import Record
-from bayeszip.experiments.tables import PRINTED, curve_groups, front
+from bayeszip.experiments.tables import PRINTED, curve_groups, front, mean_of
 from bayeszip.report.quoted import quoted_for
 
 __all__ = ["draw_figure", "draw_networks", "draw_sizes", "free_spots"]
@@ -29,7 +29,8 @@ class Point(NamedTuple):
 
     bytes: float
     accuracy: float
-    validation_accuracy: float
+    #: None where no images were held out.
+    validation_accuracy: float | None
     is_headline: bool
 
 
@@ -165,10 +166,8 @@ def _draw_curve(axes: Axes, points: Sequence[Point], curve: Curve) -> None:
 
 
 def _point(group: Records, is_headline: bool) -> Point:
-    def mean(name: str) -> float:
-        return statistics.mean(record[name] for record in group)
-
-    return Point(mean("bytes"), 100 * mean("accuracy"), 100 * mean("validation_accuracy"), is_headline)
+    size, accuracy = (statistics.mean(record[name] for record in group) for name in ("bytes", "accuracy"))
+    return Point(size, 100 * accuracy, mean_of(group, "validation_accuracy"), is_headline)
 
 
 def _draw_quoted(axes: Axes, model: str, parameters: int) -> None:

@@ -59,6 +59,7 @@ class Task:
         settings, variant = self.run.recipe.scaled(), self.run.variant
         said = [variant.data, str(settings.batch_size), *map(repr, settings.pretraining)]
         said += [repr(how) for how in (variant.augment_before, variant.mixed_precision) if how is not None]
+        said += [] if variant.hold_out else ["all examples"]
         digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:8]
         return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.beginning}-{digest}.safetensors"
 
@@ -78,7 +79,7 @@ def do(task: Task) -> list[Record]:
     device = resolve_device(task.device)
     recipe, variant = task.run.recipe, task.run.variant
     seed = task.run.beginning if task.pretraining else task.run.seed
-    loaders = load_data(task.data, batch_size=recipe.batch_size, seed=seed, device=device)
+    loaders = load_data(task.data, batch_size=recipe.batch_size, seed=seed, device=device, hold_out=variant.hold_out)
     if task.pretraining:
         _pretrain(task, loaders, device)
         return []
@@ -239,8 +240,9 @@ def _follow(workers: Workers, tasks: Sequence[Task], progress: Progress, title: 
 
 def _told(record: Record) -> str:
     accuracy = f"{100 * record['accuracy']:.2f} % of test, " if "accuracy" in record else ""
-    validation = f"{100 * record['validation_accuracy']:.2f} % of validation"
-    return f"{record['name']}: {accuracy}{validation}, {record['bytes']:,} bytes, {record['seconds']:.0f} s"
+    judged = record["validation_accuracy"]
+    validation = "" if judged is None else f"{100 * judged:.2f} % of validation, "
+    return f"{record['name']}: {accuracy}{validation}{record['bytes']:,} bytes, {record['seconds']:.0f} s"
 
 
 def _say(console: Console, message: str) -> None:

@@ -24,6 +24,7 @@ class Variant:
         augment_before: the same in the pretraining.
         beginning: the seed whose pretrained network all seeds begin from; None: each from its own.
         mixed_precision: as `--mixed-precision` takes it, in both.
+        hold_out: as `--hold-out` says, in both.
         rates: further endings of its training, as `--rates` takes them.
         later_rates: those of them that seeds after the first of `seeds` have; None: all.
         seeds: those that are published, where they are not the experiment's.
@@ -41,6 +42,7 @@ class Variant:
     augment_before: str | None = None
     beginning: int | None = None
     mixed_precision: str | None = None
+    hold_out: bool = True
     rates: tuple[float, ...] = ()
     later_rates: tuple[float, ...] | None = None
     seeds: tuple[int, ...] = ()

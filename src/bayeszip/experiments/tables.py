@@ -17,7 +17,17 @@ from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
 from bayeszip.experiments.runs import at_rate
 
-__all__ = ["PRINTED", "TABLES", "Grid", "curve_groups", "front", "headline_table", "short_table", "with_interval"]
+__all__ = [
+    "PRINTED",
+    "TABLES",
+    "Grid",
+    "curve_groups",
+    "front",
+    "headline_table",
+    "mean_of",
+    "short_table",
+    "with_interval",
+]
 
 #: For each network and method what the paper prints: accuracy in %, times smaller.
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
@@ -249,7 +259,7 @@ def headline_table(records: Records) -> Grid:
     """The points that the curves are quoted by; of each network, with augmentation and without, those of the front."""
     figures = ("seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
     rows: list[tuple[str, ...]] = []
-    for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented)):
+    for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented, curve.whole)):
         held = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
         rows += [headline["row"] for headline in front(filter(None, held))]
     return Grid(("network", "trained", "τ₁", "weight of a bit", *figures), tuple(rows))
@@ -261,8 +271,14 @@ def _headline(curve: Curve, point: Point, group: Records) -> Record | None:
         return None
     names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", f"{point.rate:g}", _seeds(group))
     figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group), _ratio(group))
-    means = {name: statistics.mean(record[name] for record in group) for name in ("bytes", "validation_accuracy")}
+    means = {name: mean_of(group, name) for name in ("bytes", "validation_accuracy")}
     return {**means, "row": (*names, *figures)}
+
+
+def mean_of(group: Records, name: str) -> float | None:
+    """A figure's mean; None where it was not measured."""
+    values = [record[name] for record in group]
+    return None if None in values else statistics.mean(values)
 
 
 def curve_groups(records: Records, curve: Curve) -> list[tuple[Point, list[Record]]]:
@@ -285,9 +301,15 @@ TABLES: dict[str, Callable[[Records], list[Grid]]] = {
 
 
 def front(records: Iterable[Record]) -> list[Record]:
-    """The runs that no other beats in both size and accuracy on validation images, smallest first."""
+    """The runs that no other beats in both size and accuracy on validation images, smallest first.
+
+    Where no images were held out nothing tells which are beaten, and all of them are there.
+    """
+    held = sorted(records, key=lambda record: record["bytes"])
+    if any(record["validation_accuracy"] is None for record in held):
+        return held
     best: list[Record] = []
-    for record in sorted(records, key=lambda record: (record["bytes"], -record["validation_accuracy"])):
+    for record in sorted(held, key=lambda record: (record["bytes"], -record["validation_accuracy"])):
         if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
             best.append(record)
     return best
@@ -310,8 +332,8 @@ def _seeds(group: Records) -> str:
 
 
 def _percent(group: Records, name: str) -> str:
-    """An accuracy; a dash where a run did not measure it, since it was sealed."""
-    if any(name not in record for record in group):
+    """An accuracy; a dash where a run did not measure it, since it was sealed, or trained on all images."""
+    if any(record.get(name) is None for record in group):
         return "–"
     return with_interval([100 * record[name] for record in group], ".2f")
 
