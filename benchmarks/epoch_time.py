@@ -8,7 +8,8 @@ would take.
     python benchmarks/epoch_time.py [--batch 256] [--images 12800] [--seconds 150] [--device cuda] [-o epoch_time.json]
 
 With `-o` the figures are written as JSON: `benchmarks/epoch_time.json` is what RESULTS.md shows. Rows of other networks
-that the file has from the same device, torch, batch and images stay, so that networks can be measured one by one.
+and precisions that the file has from the same device, torch, batch and images stay, so that these can be measured one
+by one (`--networks resnet-20 --precisions bf16`).
 """
 
 import argparse
@@ -17,7 +18,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,10 +144,12 @@ def _trained(row: Row, device: torch.device, batch: int, images: int) -> Clock:
     return clock
 
 
-def measured(device: torch.device, batch: int, images: int, seconds: float, networks: tuple[str, ...]) -> list[Row]:
+def measured(
+    device: torch.device, batch: int, images: int, seconds: float, networks: Sequence[str], precisions: Sequence[str]
+) -> list[Row]:
     """All rows; none begins later than after so many seconds."""
     began, found = time.monotonic(), []
-    for network, precision, feed, kind in itertools.product(networks, PRECISIONS, FEEDS, KINDS):
+    for network, precision, feed, kind in itertools.product(networks, precisions, FEEDS, KINDS):
         row = Row(network, precision, feed, kind)
         if time.monotonic() - began > seconds:
             found.append(Row(network, precision, feed, kind, failure="out of time"))
@@ -174,15 +177,18 @@ def compared(rows: list[Row]) -> list[dict]:
     ]
 
 
-def with_other_networks(figures: dict, path: Path) -> dict:
-    """The figures, with rows of other networks that were measured in the same way and left in the file."""
+def with_other_rows(figures: dict, path: Path) -> dict:
+    """The figures, with rows of other networks and precisions that were measured alike and left in the file."""
     if not path.exists():
         return figures
     before = json.loads(path.read_text())
     if {**before, "rows": []} != {**figures, "rows": []}:
         return figures
-    ours = {row["network"] for row in figures["rows"]}
-    return figures | {"rows": [row for row in before["rows"] if row["network"] not in ours] + figures["rows"]}
+    ours = {(row["network"], row["precision"]) for row in figures["rows"]}
+    kept = [row for row in before["rows"] if (row["network"], row["precision"]) not in ours]
+    return figures | {
+        "rows": sorted(kept + figures["rows"], key=lambda row: (row["network"], PRECISIONS.index(row["precision"])))
+    }
 
 
 def print_table(figures: dict) -> None:
@@ -204,11 +210,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=12_800, help="images of the epoch that is timed")
     parser.add_argument("--seconds", type=float, default=150, help="no row begins later than this")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), metavar="NAME")
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, metavar="NAME")
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="TYPE")
     parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON")
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
-    rows = measured(device, chosen.batch, chosen.images, chosen.seconds, tuple(chosen.networks))
+    rows = measured(device, chosen.batch, chosen.images, chosen.seconds, chosen.networks, chosen.precisions)
     figures = {
         "device": device_name(device),
         "torch": str(torch.__version__),
@@ -217,7 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
         "rows": compared(rows),
     }
     if chosen.output is not None:
-        kept = with_other_networks(figures, chosen.output)
+        kept = with_other_rows(figures, chosen.output)
         chosen.output.write_text(json.dumps(kept, indent=1) + "\n")
     print_table(figures)
 

@@ -40,13 +40,21 @@ def test_what_is_over_what():
     assert late["failure"] == "out of time"
 
 
-def test_networks_can_be_measured_one_by_one(tmp_path):
+def test_networks_and_precisions_can_be_measured_one_by_one(tmp_path):
     path, about = tmp_path / "epochs.json", {"device": "a", "batch": 2}
-    join = MODULE["with_other_networks"]
-    first, second, anew = ({"network": name, "seconds": seconds} for name, seconds in (("n", 1), ("m", 2), ("n", 3)))
+    join = MODULE["with_other_rows"]
+    first, other, third, anew = (
+        {"network": name, "precision": precision, "seconds": seconds}
+        for name, precision, seconds in (
+            ("resnet-20", "no", 1),
+            ("resnet-20", "bf16", 2),
+            ("vgg-16", "no", 3),
+            ("resnet-20", "bf16", 4),
+        )
+    )
     assert join({**about, "rows": [first]}, path)["rows"] == [first]
-    path.write_text(json.dumps({**about, "rows": [first, second]}))
-    assert join({**about, "rows": [anew]}, path)["rows"] == [second, anew]
+    path.write_text(json.dumps({**about, "rows": [first, other, third]}))
+    assert join({**about, "rows": [anew]}, path)["rows"] == [first, anew, third]
     assert join({**about, "device": "b", "rows": [anew]}, path)["rows"] == [anew]
 
 
