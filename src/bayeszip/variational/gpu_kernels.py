@@ -23,19 +23,16 @@ MIXTURE_ROUNDS = 8
 
 def kl_with_slopes(theta: Tensor, log_sigma2: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`scale` × Σ KL (eq. 4, sign corrected), and its gradients in θ and in log σ²; both are vectors."""
-    size = theta.numel()
-    programs = triton.cdiv(size, KL_BLOCK)
-    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-    sums = torch.empty(programs, device=theta.device)
+    by_theta, by_log_sigma2, sums = _results(theta, KL_BLOCK)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
-    _kl[(programs,)](
+    _kl[(len(sums),)](
         theta,
         log_sigma2,
         factor,
         by_theta,
         by_log_sigma2,
         sums,
-        size,
+        theta.numel(),
         k1=K1,
         k2=K2,
         k3=K3,
@@ -50,12 +47,9 @@ def rate_with_slopes(
     theta: Tensor, log_sigma2: Tensor, extra: Tensor, scale: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ p · extra, p = 1/(1 + α), and `scale` × its gradients in θ and in log σ²; all of these are vectors."""
-    size = theta.numel()
-    programs = triton.cdiv(size, RATE_BLOCK)
-    by_theta, by_log_sigma2 = torch.empty_like(theta), torch.empty_like(theta)
-    sums = torch.empty(programs, device=theta.device)
+    by_theta, by_log_sigma2, sums = _results(theta, RATE_BLOCK)
     factor = torch.as_tensor(scale, dtype=torch.float32, device=theta.device)
-    _rate[(programs,)](
+    _rate[(len(sums),)](
         theta,
         log_sigma2,
         extra,
@@ -63,12 +57,18 @@ def rate_with_slopes(
         by_theta,
         by_log_sigma2,
         sums,
-        size,
+        theta.numel(),
         floor=THETA2_FLOOR,
         bound=LOG_ALPHA_BOUND,
         block=RATE_BLOCK,
     )
     return sums.sum(dtype=torch.float64).float(), by_theta, by_log_sigma2
+
+
+def _results(theta: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for what a kernel over θ and log σ² finds: its slopes in both, and a sum for each of its programs."""
+    sums = torch.empty(triton.cdiv(theta.numel(), block), device=theta.device)
+    return torch.empty_like(theta), torch.empty_like(theta), sums
 
 
 def mixture_with_slopes(
