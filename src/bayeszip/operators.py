@@ -79,17 +79,16 @@ def _norm(name: str, opcode: int, *statistics: str, shaped: bool = False, groupe
     return Operator(name, opcode, tensors=("weight", "bias", *statistics), attributes=tuple(attributes))
 
 
-def _recurrent(name: str, opcode: int, *more: Attribute) -> Operator:
-    """One layer in one direction, from a state of zeros; inputs are batch × time × features."""
-    attributes = (
-        Attribute("reverse", "bool", False),
-        # The cell is that of the last step taken, batch × units.
-        *((Attribute("result", "choice", "sequence", ("sequence", "cell")),) if name == "lstm" else ()),
-        *more,
-    )
-    return Operator(name, opcode, tensors=("weight_ih", "weight_hh", "bias_ih", "bias_hh"), attributes=attributes)
+def _recurrent(name: str, opcode: int, *more: Attribute, states: int = 0) -> Operator:
+    """One layer in one direction over batch × time × features, from a state of zeros or from given `states`."""
+    attributes = (Attribute("reverse", "bool", False), *more)
+    tensors = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    return Operator(name, opcode, 1 + states, tensors, attributes)
 
 
+#: The cell is that of the last step taken, batch × units.
+_RESULT = Attribute("result", "choice", "sequence", ("sequence", "cell"))
+_ACTIVATION = Attribute("activation", "choice", "tanh", ("tanh", "relu"))
 _REDUCTION = (Attribute("dims", "ints", (-1,)), Attribute("keepdim", "bool", False))
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _INTERPOLATIONS = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
@@ -161,9 +160,9 @@ OPERATORS: dict[str, Operator] = {
             attributes=(Attribute("causal", "bool", False), Attribute("scale", "float", 0.0)),
         ),
         Operator("embedding", 39, tensors=("weight",), attributes=(Attribute("padding_idx", "int", -1),)),
-        _recurrent("lstm", 40),
+        _recurrent("lstm", 40, _RESULT),
         _recurrent("gru", 41),
-        _recurrent("rnn", 42, Attribute("activation", "choice", "tanh", ("tanh", "relu"))),
+        _recurrent("rnn", 42, _ACTIVATION),
         Operator("gelu", 43, attributes=(Attribute("approximate", "choice", "none", ("none", "tanh")),)),
         Operator("silu", 44),
         Operator("relu6", 45),
@@ -260,6 +259,10 @@ OPERATORS: dict[str, Operator] = {
         Operator("expm1", 103),
         # 0, 1, 2, … up to `size`, in int64; the input tells where to compute.
         Operator("arange", 104, attributes=(Attribute("size", "int", 1),)),
+        # From a first state, batch × units: the hidden one, and for an LSTM the cell.
+        _recurrent("lstm_from", 105, _RESULT, states=2),
+        _recurrent("gru_from", 106, states=1),
+        _recurrent("rnn_from", 107, _ACTIVATION, states=1),
     )
 }
 

@@ -119,8 +119,8 @@ def _weights(sketch: Sketch, op: str, shape: tuple[int, ...], attributes: dict[s
         if "transpose" in op:
             return new(channels, some, *kernel), dice.choice((None, new(some * groups)))
         return new(some * groups, channels // groups, *kernel), dice.choice((None, new(some * groups)))
-    if op in ("lstm", "gru", "rnn"):
-        rows = {"lstm": 4, "gru": 3, "rnn": 1}[op] * some
+    if op.removesuffix("_from") in ("lstm", "gru", "rnn"):
+        rows = {"lstm": 4, "gru": 3, "rnn": 1}[op.removesuffix("_from")] * some
         biases = dice.choice(((None, None), (new(rows), new(rows))))
         return new(rows, width), new(rows, some), *biases
     if op == "embedding":

@@ -63,6 +63,21 @@ class TimeFirst(nn.Module):
         return output.transpose(0, 1) + hidden[0][:, None]
 
 
+class FromState(nn.Module):
+    """A recurrent layer that begins from what another has left, or from something computed."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.first = kind(6, 4, 2, batch_first=True, **options)
+        self.second = kind(6, 4, 2, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, state = self.first(x)
+        output, last = self.second(x.flip(1), state)
+        hidden, cell = last if isinstance(last, tuple) else (last, last.tanh())
+        return torch.cat([output[:, -1], *hidden, *cell], 1)
+
+
 class CrossAttention(nn.Module):
     """Of packed projections only a part is applied to each input."""
 
@@ -135,6 +150,10 @@ LAYERS: dict[str, tuple[nn.Module | Callable[..., Tensor], tuple[int, ...]]] = {
     ),
     "gru": (Function(lambda x: x[1][1] + x[0][:, 0], nn.GRU(6, 4, 2, batch_first=True, bias=False)), SEQUENCE),
     "gru, both ways": (Function(lambda x: x[0], nn.GRU(6, 4, batch_first=True, bidirectional=True)), SEQUENCE),
+    "lstm from a state": (FromState(nn.LSTM), SEQUENCE),
+    "lstm from a state, both ways": (FromState(nn.LSTM, bidirectional=True), SEQUENCE),
+    "gru from a state": (FromState(nn.GRU, bias=False, bidirectional=True), SEQUENCE),
+    "rnn from a state": (FromState(nn.RNN, nonlinearity="relu"), SEQUENCE),
     "rnn": (Function(lambda x: x[0], nn.RNN(6, 4, batch_first=True)), SEQUENCE),
     "rnn relu": (Function(lambda x: x[0], nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), SEQUENCE),
     "bilinear": (Paired(nn.Bilinear(6, 6, 3)), SEQUENCE),

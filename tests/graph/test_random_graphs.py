@@ -290,7 +290,10 @@ def recurrent(s: Sketch) -> None:
     biases = (s.weight(gates * units), s.weight(gates * units)) if s.choose(True, False) else (None, None)
     tensors = (s.weight(gates * units, width), s.weight(gates * units, units), *biases)
     result = {"result": "cell"} if op == "lstm" and s.choose(False, True) else {}
-    s.emit(op, x, tensors=tensors, reverse=s.choose(False, True), **result)
+    rows = [place for place, shape in enumerate(s.shapes) if shape == (s.shapes[x][0], units)]
+    states = tuple(s.choose(*rows) for _ in range(2 if op == "lstm" else 1)) if rows and s.choose(True, False) else ()
+    op = f"{op}_from" if states else op
+    s.emit(op, x, *states, tensors=tensors, reverse=s.choose(False, True), **result)
 
 
 def parameter(s: Sketch) -> None:

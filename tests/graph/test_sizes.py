@@ -88,6 +88,17 @@ class Patches(nn.Module):
         return sequence.transpose(1, 2).reshape(batch, channels, height, width)
 
 
+class Continued(nn.Module):
+    """A second layer goes on where the first one ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.GRU(4, 6, batch_first=True), nn.GRU(4, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x, self.first(x)[1])[0]
+
+
 class Last(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,6 +142,7 @@ RUNS = {
     "U-Net": (UNet(), (torch.randn(2, 1, 32, 32),), [(1, 1, 64, 48), (2, 1, 16, 32)]),
     "patches": (Patches(), (torch.randn(2, 3, 16, 16),), [(2, 3, 32, 24)]),
     "last of an LSTM": (Last(), (torch.randn(2, 8, 4),), [(3, 11, 4), (1, 3, 4)]),
+    "a decoder": (Continued(), (torch.randn(2, 8, 4),), [(3, 11, 4), (1, 3, 4)]),
     "two inputs": (Added(), (torch.randn(2, 8, 4), torch.randn(2, 8, 4)), [(2, 5, 4)]),
 }
 

@@ -22,7 +22,7 @@ def unstated(op: str, *shapes: tuple[int, ...] | None, **attributes: AttributeVa
     """One operator that reads a network input of which nothing is said."""
     tensors = {f"t{i}": weight(*shape) for i, shape in enumerate(shapes) if shape is not None}
     roles = tuple(None if shape is None else f"t{i}" for i, shape in enumerate(shapes))
-    return CompressedModel(tensors, Graph(1, (Node(op, (0,), roles, attributes),), (1,)))
+    return CompressedModel(tensors, Graph(1, (Node(op, (0,) * OPERATORS[op].inputs, roles, attributes),), (1,)))
 
 
 def stated(*nodes: Node, shape: tuple[int, ...] = (3,), **tensors: QuantizedTensor | RawTensor) -> CompressedModel:

@@ -545,6 +545,40 @@ def bidirectional_lstm() -> Case:
     )  # fmt: skip
 
 
+class Translator(nn.Module):
+    """A decoder that begins from what its encoder has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.LSTM(5, 8, batch_first=True)
+        self.decoder = nn.LSTM(5, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, read: Tensor, said: Tensor) -> Tensor:
+        _, state = self.encoder(read)
+        return self.head(self.decoder(said, state)[0])
+
+
+def translator() -> Case:
+    net, units = trained_like(Translator()), 8
+    for rnn in (net.encoder, net.decoder):
+        others = [row for row in range(4 * units) if row % units not in (1, 2)]
+        zero(rnn.weight_hh_l0, others, 1)  # units 1 and 2 are read by themselves alone
+        zero(rnn.weight_hh_l0, others, 2)
+        for tensor in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):  # unit 3 never leaves zero
+            zero(getattr(rnn, f"{tensor}_l0"), 2 * units + 3)
+    # Unit 4 brings nothing new into the decoder, but begins there from what the encoder has of it.
+    for tensor in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        zero(getattr(net.decoder, f"{tensor}_l0"), 2 * units + 4)
+    zero(net.head.weight, slice(None), [1, 2])
+    return Case(
+        net,
+        (torch.randn(2, 6, 5), torch.randn(2, 4, 5)),
+        {"encoder.weight_hh_l0": (20, 5), "decoder.weight_hh_l0": (20, 5), "decoder.weight_ih_l0": (20, 5),
+         "head.weight": (3, 5)},
+    )  # fmt: skip
+
+
 # ── several inputs and outputs, one layer used twice ──────────────────────────────────────────────────────────────────
 
 
@@ -583,7 +617,7 @@ ZOO: dict[str, Callable[[], Case]] = {
     build.__name__: build
     for build in (
         plain_cnn, vgg_bn, resnet_basic, resnet_bottleneck, mobilenet, densenet, unet, squeeze_excite, group_norm,
-        transformer, gpt, vit, lstm, gru, bidirectional_lstm, siamese,
+        transformer, gpt, vit, lstm, gru, bidirectional_lstm, translator, siamese,
     )
 }  # fmt: skip
 

@@ -154,7 +154,10 @@ def _with_batch(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         raise ModelError("example_inputs must be tensors whose first dimension is the batch")
     sizes = {each.shape[0] for each in inputs}
     if len(sizes) > 1:
-        raise ModelError(f"the example inputs disagree on the batch size: {sorted(sizes)}")
+        raise ModelError(
+            f"the example inputs disagree on the batch size, their first dimension: {sorted(sizes)}; where the batch "
+            "is another one, as in a recurrent layer's state, wrap the network in one that takes it first"
+        )
     if sizes == {0}:
         raise ModelError("the example inputs are empty: give a batch of at least one")
     return tuple(torch.cat([each, each]) if each.shape[0] == 1 else each for each in inputs)

@@ -29,7 +29,7 @@ __all__ = ["ATEN", "OPERATORS"]
 
 
 class Recurrent(Rule):
-    """One layer in one direction, from a state of zeros, over batch × time × features.
+    """One layer in one direction over batch × time × features, from a state of zeros, or from one that is given.
 
     Args:
         gates: how many blocks of rows the weights have.
@@ -52,10 +52,14 @@ class Recurrent(Rule):
             raise ModelError(f"{node.op}: tensors of shapes {tuple(tensors)} don't fit {recurrent[1]} units")
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
-        (shape,), (read, recurrent, *_) = inputs, tensors
+        (shape, *states), (read, recurrent, *_) = inputs, tensors
         if read is None or recurrent is None or len(shape) != 3 or shape[2] != read[1] or shape[1] < 1:
             raise ModelError(f"{node.op}: weights {read} and {recurrent} can't be applied to a value of shape {shape}")
         units = recurrent[1]
+        if any(state != (shape[0], units) for state in states):
+            raise ModelError(
+                f"{node.op}: {units} units can't begin from states of shapes {', '.join(map(str, states))}"
+            )
         return (shape[0], units) if node.attributes.get("result") == "cell" else (shape[0], shape[1], units)
 
     def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
@@ -65,10 +69,11 @@ class Recurrent(Rule):
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         value = x[0].flip(1) if a["reverse"] else x[0]
         weights = [tensor for tensor in tensors if tensor is not None]
-        state = value.new_zeros(1, value.shape[0], weights[1].shape[1])
+        zeros = value.new_zeros(1, value.shape[0], weights[1].shape[1])
+        state, cell = [each[None].contiguous() for each in x[1:]] + [zeros, zeros][len(x) - 1 :]
         settings: tuple[Any, ...] = (weights, len(weights) == 4, 1, 0.0, False, False, True)
         if self._gates == 4:
-            result, _, cell = torch.lstm(value, (state, state), *settings)
+            result, _, cell = torch.lstm(value, (state, cell), *settings)
             if a["result"] == "cell":
                 return cell[0]
         elif self._gates == 3:
@@ -79,7 +84,10 @@ class Recurrent(Rule):
 
     def couple(self, site: Site, atoms: Atoms) -> None:
         units = site.output.coordinates[-1]
-        atoms.join(site.inputs[0].coordinates[0], site.output.coordinates[0])
+        for each in site.inputs:
+            atoms.join(each.coordinates[0], site.output.coordinates[0])
+        for state in site.inputs[1:]:
+            atoms.join(state.coordinates[-1], units)
         atoms.pin(site.inputs[0].coordinates[1])
         if len(site.output.shape) == 3:
             atoms.pin(site.output.coordinates[1])
@@ -91,13 +99,15 @@ class Recurrent(Rule):
         atoms.join(recurrent.coordinates[1], units)
 
     def constants(self, site: Site) -> np.ndarray:
-        """The units that never leave zero: nothing that isn't zero ever comes in."""
+        """The units that never leave zero: they begin there, and nothing that isn't zero ever comes in."""
         read, recurrent = (self._block(tensor.values) for tensor in self._weights(site))
         inputs = along(site.inputs[0].constants, -1, site.inputs[0].shape[-1])
         quiet = ~(read[:, inputs != 0] != 0).any(axis=1)
         for bias in site.tensors[2:]:
             if bias is not None:
                 quiet &= self._block(bias.values) == 0
+        for state in site.inputs[1:]:
+            quiet &= along(state.constants, -1, len(quiet)) == 0
         while True:
             still = quiet & ~(recurrent[:, ~quiet] != 0).any(axis=1)
             if np.array_equal(still, quiet):
@@ -130,6 +140,7 @@ OPERATORS: dict[str, Rule] = {
     "gru": Recurrent(gates=3, source=2),
     "rnn": Recurrent(gates=1, source=0),
 }
+OPERATORS |= {f"{name}_from": rule for name, rule in OPERATORS.items()}
 
 
 # ── from ATen ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,9 +150,10 @@ def _lower_recurrent(op: str, **attributes: AttributeValue) -> Lower:
     """All layers and directions of a recurrent module, one node each; its results are (output, states)."""
 
     def lower(lowering: Lowering, call: Call) -> Lowered:
-        states = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
-        if not all(_lower_is_zero(lowering, each) for each in states):
-            raise call.unsupported("with an initial state")
+        given = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
+        begins_at_zero = all(_lower_is_zero(lowering, each) for each in given)
+        states = [] if begins_at_zero else [lowering.value(each) for each in given]
+        kind = op if begins_at_zero else f"{op}_from"
         has_biases, layers, both = call["has_biases"], call["num_layers"], call["bidirectional"]
         parameters = [lowering.tensor(each) for each in call["params"]]
         each_has = 4 if has_biases else 2
@@ -155,16 +167,18 @@ def _lower_recurrent(op: str, **attributes: AttributeValue) -> Lower:
         for layer in range(layers):
             outputs = []
             for direction in range(2 if both else 1):
-                start = (layer * (2 if both else 1) + direction) * each_has
+                place = layer * (2 if both else 1) + direction
+                start = place * each_has
                 tensors = ([*parameters[start : start + each_has], None, None])[:4]
-                given: dict[str, AttributeValue] = {**attributes, "reverse": bool(direction)}
-                outputs.append(lowering.emit(op, [value], tensors, **given))
+                settings: dict[str, AttributeValue] = {**attributes, "reverse": bool(direction)}
+                read = [value, *(lowering.emit("select", [each], dim=0, index=place) for each in states)]
+                outputs.append(lowering.emit(kind, read, tensors, **settings))
                 units = int(call["params"][start + 1].meta["val"].shape[1])
                 if is_used(call.node, 1):
                     last = lowering.emit("select", [outputs[-1]], dim=1, index=0 if direction else steps - 1)
                     hidden.append(lowering.emit("view", [last], shape=(1, batch, units)))
                 if op == "lstm" and is_used(call.node, 2):
-                    cell = lowering.emit(op, [value], tensors, **given, result="cell")
+                    cell = lowering.emit(kind, read, tensors, **settings, result="cell")
                     cells.append(lowering.emit("view", [cell], shape=(1, batch, units)))
             value = outputs[0] if len(outputs) == 1 else lowering.emit("concat", outputs, dim=2)
         value = value if call["batch_first"] else lowering.emit("permute", [value], dims=(1, 0, 2))
