@@ -345,6 +345,7 @@ def test_example_inputs_that_make_no_sense_are_refused(inputs, message):
     [
         (lambda: nn.Linear, "a network or tensors by name, not a type"),
         (lambda: torch.jit.trace(nn.Linear(4, 3), random(2, 4)), r"torch\.jit has scripted or traced this network"),
+        (lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 3))), "scripted or traced the part 1"),
         (
             lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), {nn.Linear}),
             r"0\.\S+ holds its weights as a \w+, not as a tensor: the network is quantized already",

@@ -6,6 +6,7 @@ __all__ = [
     "DataError",
     "DataUsageError",
     "FormatError",
+    "InputError",
     "Interrupted",
     "ModelError",
     "ModelUsageError",
@@ -64,6 +65,10 @@ class DataUsageError(DataError, UsageError):
 
 class ModelError(BayeszipError):
     """A network can't be compressed, traced, or loaded into, as it is."""
+
+
+class InputError(ModelError, ValueError):
+    """A loaded network was called with inputs of another shape than it takes."""
 
 
 class ModelUsageError(ModelError, UsageError):

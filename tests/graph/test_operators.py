@@ -156,6 +156,8 @@ LAYERS: dict[str, tuple[nn.Module | Callable[..., Tensor], tuple[int, ...]]] = {
     "rnn from a state": (FromState(nn.RNN, nonlinearity="relu"), SEQUENCE),
     "rnn": (Function(lambda x: x[0], nn.RNN(6, 4, batch_first=True)), SEQUENCE),
     "rnn relu": (Function(lambda x: x[0], nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), SEQUENCE),
+    "numbers become columns": (Function(lambda x: x / x.norm(dim=1).unsqueeze(1) + x.sum(1)[:, None]), VECTOR),
+    "a number by itself": (Function(lambda x: torch.lerp(x, x.relu(), 0.3) + x.new_zeros(())), VECTOR),
     "bilinear": (Paired(nn.Bilinear(6, 6, 3)), SEQUENCE),
     "bilinear without a bias": (Paired(nn.Bilinear(6, 6, 3, bias=False)), VECTOR),
     "lstm cell": (Cells(nn.LSTMCell), SEQUENCE),

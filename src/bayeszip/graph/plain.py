@@ -28,8 +28,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
         said = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
         raise ModelError(f"a network is a torch.nn.Module, not {said}; give the network itself")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError("torch.jit has scripted or traced this network, which hides its layers; give the one before")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = f"the part {name}" if name else "this network"
+            raise ModelError(f"torch.jit has scripted or traced {which}, which hides its layers; give the one before")
     while True:
         if isinstance(module, DataParallel | DistributedDataParallel):
             module = module.module

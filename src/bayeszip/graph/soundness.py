@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeszip.errors import BayeszipError, FormatError, ModelError, shown
+from bayeszip.errors import BayeszipError, FormatError, InputError, ModelError, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.families.base import Shape, elements, ints
 from bayeszip.graph.families.elementwise import Elementwise
@@ -167,7 +167,7 @@ def _sized(node: Node, found: Sequence[Shape | None], *, stated: bool) -> Node:
             size != given[place + 1] for place, size in enumerate(shape) if place not in free
         ):
             wanted = ["batch", *("any" if place in free else str(size) for place, size in enumerate(shape))]
-            raise ModelError(f"the network takes inputs of shape ({', '.join(wanted)}), not (batch, *{given[1:]})")
+            raise InputError(f"the network takes inputs of shape ({', '.join(wanted)}), not (batch, *{given[1:]})")
     if not node.varying:
         return node
     followed = [(found[value], dim) for each in node.varying for value, dim in each.dims]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import alike, one_precision, outputs_of
@@ -93,7 +93,10 @@ def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype
 def _check(module: nn.Module, graph: Graph, inputs: tuple[Tensor, ...]) -> None:
     """Run the graph against the module on the example inputs: a meaning that was missed must not go unnoticed."""
     model = CompressedModel(from_state(module, graph=graph), graph)
-    network = to_module(model, limits=Limits.none()).to(inputs[0].device)
+    try:
+        network = to_module(model, limits=Limits.none()).to(inputs[0].device)
+    except FormatError as error:
+        raise UntraceableModel(f"the graph of {type(module).__name__} can't be built: {error}") from error
     with _in_eval(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import InputError, ModelError
 from bayeszip.graph.families.base import (
     UNKNOWN,
     Atoms,
@@ -47,7 +47,7 @@ class Input(Rule):
 
     def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
         if tuple(x[0].shape[1:]) != a["shape"]:
-            raise ValueError(f"the network takes inputs of shape (batch, *{a['shape']}), not {tuple(x[0].shape)}")
+            raise InputError(f"the network takes inputs of shape (batch, *{a['shape']}), not {tuple(x[0].shape)}")
         return cast(x[0], tensors, a["dtype"]) if tensors else x[0]
 
 
@@ -562,7 +562,7 @@ def _lower_reshape(lowering: Lowering, call: Call) -> int:
     if before == after:
         return value
     if before[:1] == after[:1] == (-1,) and all(size > 0 for size in (*before[1:], *after[1:])):
-        if len(after) == 2:
+        if len(after) == 2 and len(before) > 1:
             return lowering.emit("flatten", [value])
         return lowering.emit("reshape", [value], shape=after[1:])
     return lowering.emit("view", [value], shape=after)
@@ -583,6 +583,8 @@ def _lower_filled(number: float | None) -> Lower:
         sizes = [1 if size < 0 or lowering.spelled else size for size in call.shape]
         sample = torch.full(sizes, value, dtype=call.node.meta["val"].dtype)
         constant = lowering.constant(sample, call.node)
+        if not call.shape:
+            return constant
         return lowering.emit("expand", [constant, lowering.reference()], shape=call.shape)
 
     return lower
