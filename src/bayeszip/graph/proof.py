@@ -15,7 +15,7 @@ from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
-from bayeszip.tensors import CompressedModel
+from bayeszip.tensors import CompressedModel, Graph
 
 __all__ = ["Difference", "alike", "difference", "one_precision", "outputs_of", "prove_same", "random_inputs"]
 
@@ -96,9 +96,10 @@ def difference(
     sizes = runnable_sizes(other, budget.limits, _OTHER_SIZES)
     batches += [_in_float64(random_inputs(original, generator, examples, shapes=given)) for given in sizes]
     network = to_module(original, torch.float64, Limits.none())
-    worst = _worst_gap(network, to_module(other, torch.float64, budget), batches)
+    answers = _answers(network, batches)
+    worst = _worst_gap(answers, to_module(other, torch.float64, budget))
     if rounding is None:
-        shaken = _worst_gap(network, _shaken(to_module(original, torch.float64, Limits.none()), generator), batches)
+        shaken = _worst_gap(answers, _shaken(network, generator))
         rounding = max(_FLOOR, _ROUNDINGS * shaken) if math.isfinite(shaken) else _FLOOR
     return Difference(worst, rounding)
 
@@ -136,37 +137,72 @@ def random_inputs(
         shape = (batch, *shapes[position][1:])
         Budget.of(limits).check("values", elements(shape))
         dtype: torch.dtype = DTYPES[str(node.attributes["dtype"])]
-        if dtype.is_floating_point:
+        picks = _picked_rows(model, model.graph, value)
+        if dtype.is_floating_point and not picks:
             drawn.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
         else:
-            low, high = _valid_integers(model, value, examples[position] if examples else None)
+            low, high = _valid_integers(picks, examples[position] if examples else None)
             drawn.append(torch.randint(low, high + 1, shape, generator=generator).to(dtype))
     return tuple(drawn)
 
 
-def _valid_integers(model: CompressedModel, value: int, example: Tensor | None) -> tuple[int, int]:
-    """A range that an integer input may have: the example's, else the rows of the smallest embedding that reads it."""
-    if example is not None and example.numel():
-        return int(example.min()), int(example.max())
-    nodes = model.graph.nodes if model.graph else ()
-    rows = [
-        model.tensors[str(node.tensors[0])].shape[0]
-        for node in nodes
-        if node.op == "embedding" and value in node.inputs
-    ]
-    return 0, min(rows, default=2) - 1
+#: Whole numbers below this are themselves as floats.
+_EXACT = 2.0**53
+#: What leaves numbers as they are, or lays them out otherwise.
+_PASSING = ("cast", "view", "reshape", "flatten", "select", "slice", "permute", "expand")
+
+
+def _picked_rows(model: CompressedModel, graph: Graph, value: int) -> list[tuple[int, int]]:
+    """For each table whose rows a value picks, perhaps moved by a constant: what picks the first, and the last."""
+    moved, found = {value: 0.0}, []
+    for place, node in enumerate(graph.nodes, graph.inputs):
+        shift = moved.get(node.inputs[0]) if node.inputs else None
+        if shift is None:
+            continue
+        if node.op == "embedding":
+            rows = model.tensors[str(node.tensors[0])].shape[0]
+            found.append((math.ceil(-shift), math.floor(rows - 1 - shift)))
+        elif node.op == "add_scalar" and abs(further := shift + float(str(node.attributes["value"]))) < _EXACT:
+            moved[place] = further
+        elif node.op in _PASSING:
+            moved[place] = shift
+    return found
+
+
+def _valid_integers(picks: Sequence[tuple[int, int]], example: Tensor | None) -> tuple[int, int]:
+    """A range that an integer input may have: within the example's, and the rows of all tables that it picks from."""
+    own = [(int(example.min()), int(example.max()))] if example is not None and example.numel() else []
+    ranges = [*own, *picks] or [(0, 1)]
+    low, high = max(first for first, _ in ranges), min(last for _, last in ranges)
+    return (low, high) if low <= high else ranges[0]
 
 
 def _in_float64(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(each.detach().cpu().double() if each.is_floating_point() else each.detach().cpu() for each in batch)
 
 
-def _worst_gap(first: Network, second: Network, batches: Sequence[tuple[Tensor, ...]]) -> float:
-    """The largest difference between outputs, relative to the largest output of the batch."""
-    worst = 0.0
+def _answers(network: Network, batches: Sequence[tuple[Tensor, ...]]) -> list[tuple[tuple[Tensor, ...], list[Tensor]]]:
+    """What the network says to each batch that it runs on, of which the first, an example's if there is one, is one.
+
+    Others are drawn, and may hold what it never meets: a row that a table does not have.
+    """
+    answers = []
     for inputs in batches:
+        try:
+            with torch.no_grad(), refusing("a network can't be run on random inputs", ModelError):
+                answers.append((inputs, outputs_of(network(*inputs))))
+        except ModelError:
+            if not answers:
+                raise
+    return answers
+
+
+def _worst_gap(answers: Sequence[tuple[tuple[Tensor, ...], list[Tensor]]], network: Network) -> float:
+    """The largest difference between a network's outputs and others', relative to the largest output of the batch."""
+    worst = 0.0
+    for inputs, expected in answers:
         with torch.no_grad(), refusing("a network can't be run on random inputs", ModelError):
-            expected, found = (outputs_of(network(*inputs)) for network in (first, second))
+            found = outputs_of(network(*inputs))
         if len(expected) != len(found):
             raise ModelError(f"one network returns {len(expected)} tensors, the other {len(found)}")
         worst = max([worst, *(_gap(one, other) for one, other in zip(expected, found, strict=True))])

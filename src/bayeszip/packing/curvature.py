@@ -149,7 +149,7 @@ class _Watch:
     def feel(self, gradient: Tensor) -> None:
         """Adds the squares of derivatives by the layer's outputs."""
         axis = -1 if isinstance(self.layer, nn.Linear) else 1
-        squares = gradient.detach().double().square().movedim(axis, 0).flatten(1).sum(1)
+        squares = gradient.detach().double().square().movedim(axis, 0).reshape(len(self.layer.weight), -1).sum(1)
         self.squares = squares if self.squares is None else self.squares + squares
 
     def curvature(self, names: dict[int, str]) -> Curvature:
