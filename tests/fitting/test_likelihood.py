@@ -59,6 +59,39 @@ def test_classes_count_once_for_each_that_is_told():
     assert found(rows, shares).item() == pytest.approx(F.cross_entropy(rows, shares).item())
 
 
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        ("cross-entropy", -100),
+        (nn.CrossEntropyLoss(ignore_index=255), 255),
+        (lambda o, t: F.cross_entropy(o, t), -100),
+    ],
+)
+def test_targets_that_are_ignored_do_not_count(loss, ignored):
+    outputs = noise(4, 9, 8)
+    tokens = torch.randint(9, (4, 8), generator=torch.Generator().manual_seed(0))
+    tokens[:, 1:] = ignored
+    tokens[0, 1:3] = 5
+    found = Likelihood.of(loss).estimated(Constant(0.0, (9, 8)), [(outputs, tokens)])
+    expected = F.cross_entropy(outputs, tokens, reduction="sum", ignore_index=ignored) / 4
+    assert found(outputs, tokens).item() == pytest.approx(expected.item(), rel=1e-6)
+    softened = F.cross_entropy(outputs / 2, F.softmax(noise(4, 9, 8, seed=1) / 2, dim=1)) * 4
+    taught = found.imitation(outputs, noise(4, 9, 8, seed=1), tokens, 2.0)
+    assert taught.item() == pytest.approx(6 / 4 * softened.item(), rel=1e-6)
+
+
+def test_where_nothing_is_ignored_the_loss_is_the_same_to_the_last_bit():
+    found = Likelihood.of("cross-entropy").estimated(
+        Constant(0.0, (9, 7)), [(noise(5, 9, 7), torch.zeros(5, 7).long())]
+    )
+    for shape in ((5,), (5, 7)):
+        outputs, classes = noise(5, 9, *shape[1:]), torch.full(shape, 3)
+        assert torch.equal(found(outputs, classes), F.cross_entropy(outputs, classes) * (classes.numel() / 5))
+    # 156 is the byte of −100.
+    outputs, labels = noise(3, 200), torch.tensor([1, 156, 199], dtype=torch.uint8)
+    assert torch.equal(found(outputs, labels), F.cross_entropy(outputs, labels))
+
+
 def test_a_network_that_is_exact_does_not_make_the_noise_vanish():
     inputs = noise(64, 4)
     found = Likelihood.of("mse").estimated(Copy(), [(inputs, inputs)])

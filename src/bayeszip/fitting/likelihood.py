@@ -1,6 +1,7 @@
 """The data's loss as a likelihood: the mean loss of any task in nats per example, so that τ₁ weighs the same.
 
     classes    cross-entropy, a nat a nat        −log p = D · ℓ          D: targets of an example (pixels, tokens)
+                                                                         that the loss doesn't ignore
     switches   binary cross-entropy              −log p = D · ℓ
     squared    noise of variance s² = E[ℓ]       −log p = D · ℓ / (2 s²) + const
     absolute   noise of scale b = E[ℓ]           −log p = D · ℓ / b + const
@@ -67,6 +68,8 @@ NATS = ("classes", "switches", "probabilities")
 BATCHES = 64
 #: A network that explains all but this share of its targets' variance is taken for exact.
 EXACT = 1e-4
+#: The class that torch's losses ignore unless they are told another.
+IGNORED = -100
 #: Below this a mean loss is taken for zero.
 LEAST = 1e-12
 
@@ -139,7 +142,7 @@ class Likelihood:
         if self.weight is None:
             return loss
         factor = self.weight * self._elements(outputs, targets)
-        return loss if factor == 1 else loss * factor
+        return loss if isinstance(factor, float) and factor == 1 else loss * factor
 
     def imitation(self, outputs: Any, taught: Tensor, targets: Any, temperature: float) -> Tensor | None:
         """The cost of saying something else than the teacher did, in the unit of the loss; None: that has none."""
@@ -200,14 +203,26 @@ class Likelihood:
         rows = class_dim(ours.flatten(0, -2), targets.flatten()) if ours.dim() > 1 else None
         return None if rows is None else -1
 
-    def _elements(self, outputs: Any, targets: Any) -> float:
-        """D: how many things an example has to predict."""
+    def _elements(self, outputs: Any, targets: Any) -> float | Tensor:
+        """D: how many things an example has to predict, on average over the batch.
+
+        Where targets are classes those count that the loss does not ignore, since its mean is over these alone. Then
+        it is a tensor: a GPU is not asked for the number.
+        """
         tensors = [targets] if isinstance(targets, Tensor) else _values(targets)
-        count = sum(tensor.numel() for tensor in tensors) / max(1, rows_of(targets))
-        ours = predictions(outputs)
+        rows, ours = max(1, rows_of(targets)), predictions(outputs)
+        if self.kind in ("classes", "unknown") and all(map(_are_classes, tensors)):
+            ignored = getattr(self.function, "ignore_index", IGNORED)
+            # As int64, since −100 is another number among bytes.
+            return torch.stack([(tensor.long() != ignored).sum() for tensor in tensors]).sum() / rows
+        count = sum(tensor.numel() for tensor in tensors) / rows
         if self.kind == "classes" and ours is not None and len(tensors) == 1 and ours.shape == tensors[0].shape:
             return count / ours.shape[1]
         return count
+
+
+def _are_classes(targets: Tensor) -> bool:
+    return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
 
 
 def _one_number(loss: Any) -> Tensor:
