@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from bayeszip.errors import DataError, RecipeError, TrainingError
 from bayeszip.fitting import EpochStats, Phase, ResidentBatches, Watcher, count_examples, evaluate, fit
@@ -328,6 +328,8 @@ def test_count_examples():
     assert count_examples(ResidentBatches(inputs, targets, 4)) == 13
     assert count_examples(DataLoader(data, batch_size=4, shuffle=True)) == 13
     assert count_examples(DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(6)))) == 6
+    few = BatchSampler(SubsetRandomSampler(range(6)), batch_size=4, drop_last=False)
+    assert count_examples(DataLoader(data, batch_sampler=few)) == 6
     assert count_examples(DataLoader(Stream(), batch_size=4)) == 13
     assert count_examples([(inputs[:5], targets[:5]), (inputs[5:], targets[5:])]) == 13
 

@@ -20,6 +20,7 @@ __all__ = [
     "Batch",
     "Inputs",
     "Loader",
+    "batched_sampler",
     "called_with",
     "checked_batch",
     "checked_loader",
@@ -224,13 +225,21 @@ def count_examples(loader: Loader) -> int:
     """N: how many examples a pass has; asks the loader, its sampler or its dataset, or else counts."""
     if hasattr(loader, "n_examples"):
         return int(loader.n_examples)
-    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+    for source in (batched_sampler(loader), getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(source, Sized):
             return len(source)
     total = sum(rows_of(checked_batch(batch).targets) for batch in loader)
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total
+
+
+def batched_sampler(loader: Loader) -> Any:
+    """The sampler that batches are drawn by, if there is one.
+
+    With a `batch_sampler` of the caller's a `DataLoader`'s own `sampler` is torch's default, which nobody asks.
+    """
+    return getattr(getattr(loader, "batch_sampler", None), "sampler", None)
 
 
 def rows_of(part: Inputs) -> int:
