@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from bayeszip.errors import CheckpointError, DataError
 from bayeszip.fitting import EpochStats, Fitting, Phase, ResidentBatches, Watcher
@@ -88,6 +88,12 @@ LOADERS = {
     "DataLoader, torch's random numbers": lambda: DataLoader(TensorDataset(*tensors()), 16, shuffle=True),
     "DataLoader, its own": lambda: DataLoader(
         TensorDataset(*tensors()), 16, shuffle=True, generator=torch.Generator().manual_seed(2)
+    ),
+    "DataLoader, a batch sampler": lambda: DataLoader(
+        TensorDataset(*tensors()),
+        batch_sampler=BatchSampler(
+            RandomSampler(range(N), generator=torch.Generator().manual_seed(2)), batch_size=16, drop_last=False
+        ),
     ),
     "DataLoader, noisy data": lambda: DataLoader(Noisy(), 16, shuffle=True),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError
-from bayeszip.fitting.batches import Loader
+from bayeszip.fitting.batches import Loader, batched_sampler
 from bayeszip.variational.layers import Live, VariationalLayer
 
 __all__ = [
@@ -161,9 +161,13 @@ class Passes:
     def __init__(self, batches: Loader) -> None:
         self.batches = batches
         self._knows = all(callable(getattr(batches, name, None)) for name in ("state_dict", "load_state_dict"))
-        #: Those that a `DataLoader` and its sampler draw from, where they don't use torch's own.
-        samplers = (batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
-        found = [getattr(part, "generator", None) for part in samplers]
+        #: Those that a `DataLoader` and its samplers draw from, where they don't use torch's own.
+        samplers = (
+            getattr(batches, "sampler", None),
+            getattr(batches, "batch_sampler", None),
+            batched_sampler(batches),
+        )
+        found = [getattr(part, "generator", None) for part in (batches, *samplers)]
         self.generators = [part for part in found if isinstance(part, torch.Generator)]
         self._began: dict[str, Any] | None = None
         # A pass that somebody began before, and left, is not the one that will be saved.
