@@ -1,10 +1,12 @@
 """Statistics of batch norms taken anew: a plain average without noise, and nothing else changed by it."""
 
 import copy
+import random
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bayeszip.fitting import ResidentBatches
 from bayeszip.fitting.statistics import renew_statistics
@@ -77,6 +79,34 @@ def test_neither_the_loader_nor_random_numbers_notice():
         torch.manual_seed(5)
         renew_statistics(first, loader)
         assert torch.equal(torch.rand(3), expected)
+
+
+class Noisy(Dataset):
+    """Draws from random numbers that are not torch's."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        inputs, targets = ROWS
+        return inputs[index] * (random.random() + np.random.rand()), targets[index]  # noqa: NPY002
+
+
+ROWS = tensors()
+
+
+def test_data_may_draw_from_all_random_numbers():
+    loader, found = DataLoader(Noisy(), 16), []
+    for seed in (1, 2):
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        before = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+        net = network()
+        renew_statistics(net, loader)
+        found.append(net[1].running_var)
+        after = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+        assert str(after) == str(before)
+    assert torch.equal(*found)
 
 
 def test_networks_without_norms_are_not_looked_at():

@@ -1,8 +1,10 @@
 """Running statistics of batch norms taken anew: those of a noisy training are not those of the network that is left."""
 
 import contextlib
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -79,6 +81,9 @@ def undisturbed(loader: Loader) -> Iterator[Loader]:
     before = random_state(*generators)
     for generator in (torch.default_generator, *generators):
         generator.manual_seed(0)
+    # The user's data sets may draw from these two.
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
     try:
         yield loader
     finally:
