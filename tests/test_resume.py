@@ -315,6 +315,7 @@ class TestConditions:
             ({"pretrain": False}, "pretrain: true then, false now"),
             ({"recipe": QUICK.override("vd.tau1=2")}, "recipe.phases.vd.tau1: 1.0 then, 2.0 now"),
             ({"max_bytes": 500}, "target: "),
+            ({"mixed_precision": "bf16"}, 'mixed_precision: absent then, "bf16" now'),
             ({"loss": nn.functional.nll_loss}, 'data.loss: "cross_entropy" then, "nll_loss" now'),
             ({"train": data(seed=3)}, "data.content: "),
             ({"train": data(n=160)}, "data.examples: 128 then, 160 now"),

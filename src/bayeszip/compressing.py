@@ -533,6 +533,7 @@ def _conditions(
         "target": str(target),
         "rates": [each.quantization.rate for each in further] or None,
         "processes": engine.processes,
+        "mixed_precision": None if engine.mixed_precision == "no" else engine.mixed_precision,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
         "data": data_conditions(data.batches, data.n_data, data.likelihood.function),

@@ -52,7 +52,7 @@ class ManyProcesses:
         self.processes: int = self._accelerator.num_processes
         self.is_main: bool = self._accelerator.is_main_process
         self._rank: int = self._accelerator.process_index
-        self._device, self._mixed_precision = device, mixed_precision
+        self._device, self.mixed_precision = device, mixed_precision
         self._shares: dict[int, Shared] = {}
 
     def share(self, loader: Loader) -> Loader:
@@ -74,7 +74,7 @@ class ManyProcesses:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         # Not accelerate's own: it has one precision for the life of a process.
-        return in_precision(self._mixed_precision, self._device)
+        return in_precision(self.mixed_precision, self._device)
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[Tensor]) -> None:

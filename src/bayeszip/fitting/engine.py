@@ -28,6 +28,8 @@ class Engine(Protocol):
     processes: int
     #: In how many parts each process computes its share of a batch, one after the other, to save memory.
     accumulate: int
+    #: What the network is computed in: `bf16`, or `no` other precision than its own.
+    mixed_precision: str
     #: Whether this process writes, prints and measures. Exactly one does.
     is_main: bool
 
@@ -73,13 +75,13 @@ class SingleProcess:
     is_main = True
 
     def __init__(self, device: torch.device, mixed_precision: str = "no", accumulate: int = 1) -> None:
-        self._device, self._mixed_precision, self.accumulate = device, mixed_precision, accumulate
+        self._device, self.mixed_precision, self.accumulate = device, mixed_precision, accumulate
 
     def share(self, loader: Loader) -> Loader:
         return loader
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        return in_precision(self._mixed_precision, self._device)
+        return in_precision(self.mixed_precision, self._device)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         pass
