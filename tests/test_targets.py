@@ -1,7 +1,9 @@
 """Targets: hit from below and never exceeded, found during the training, and refused in words where out of reach."""
 
+import contextlib
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +131,25 @@ def test_an_accuracy_that_is_not_kept_comes_with_what_was_reached(monkeypatch):
     with pytest.raises(TargetError, match=r"loses \d+\.\d\d points .* more than 0, at .* B") as caught:
         compress(ruin, max_accuracy_drop=0)
     assert caught.value.result.fit.accuracy_before > caught.value.result.accuracy
+
+
+@pytest.mark.parametrize(("name", "trainings"), [("paper-sws", 1), ("paper-vd", 3)])
+def test_without_a_strength_there_is_no_weaker_prior_to_train_under(name, trainings, monkeypatch):
+    monkeypatch.setattr(Quality, "is_kept", lambda quality, figures: False)
+    settings = recipe(name).override("epochs_scale=0.001", "l2.epochs=1")
+    trained = Counter[str]()
+
+    class Counting(Watcher):
+        def on_epoch(self, stats, course):
+            trained[stats.phase] += 1
+
+    network = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6))
+    with contextlib.suppress(TargetError):
+        bayeszip.compress(
+            network, batches(), val_loader=batches(1), recipe=settings, device="cpu", watcher=Counting(),
+            max_accuracy_drop=1,
+        )  # fmt: skip
+    assert trained[settings.phases[0].name] == trainings
 
 
 @pytest.mark.parametrize(

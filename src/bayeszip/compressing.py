@@ -74,7 +74,7 @@ from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
 from bayeszip.snapping import seen_curvatures
-from bayeszip.targets import Quality, Target, better
+from bayeszip.targets import Quality, Target, better, steered_phase
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
 from bayeszip.variational.usage import called_layers
@@ -444,7 +444,8 @@ class _Path:
         """
         quality = self.target.quality(self.before, self.training.data.judge.metric) if self.target else None
         result, conversion, strength = self._attempt(quality, None)
-        for _ in range(ATTEMPTS - 1 if quality is not None else 0):
+        # Without a strength the next training would be under the same prior.
+        for _ in range(ATTEMPTS - 1 if steered_phase(self.settings.phases) else 0):
             if quality is None or quality.is_kept(result.figures):
                 break
             other, conversion, weaker = self._attempt(quality, strength * WEAKER)

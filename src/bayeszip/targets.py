@@ -41,6 +41,7 @@ __all__ = [
     "largest_within",
     "parse_bytes",
     "smallest_good",
+    "steered_phase",
     "with_more",
     "within_bytes",
 ]
@@ -228,6 +229,11 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1].replace(",", "")) * (1024 if found[3] else 1000) ** power)
 
 
+def steered_phase(phases: Sequence[Phase]) -> Phase | None:
+    """The first with τ₁, during which the strength is set; None: there is nothing to steer by."""
+    return next((phase for phase in phases if phase.tau1 and phase.epochs), None)
+
+
 class TargetSteering(Steering):
     """Sets the strength during the first phase with τ₁, a few times. Abstract.
 
@@ -237,7 +243,7 @@ class TargetSteering(Steering):
     """
 
     def __init__(self, phases: Sequence[Phase], ceiling: float | None = None) -> None:
-        steered = next((phase for phase in phases if phase.tau1 and phase.epochs), None)
+        steered = steered_phase(phases)
         self.phase = steered.name if steered else None
         self._phases = {phase.name: phase for phase in phases}
         self._after = [phase.name for phase in phases[phases.index(steered) + 1 if steered else 0 :]]
