@@ -374,11 +374,27 @@ class TestRuns:
         [
             ({"rates": 2.0}, "rates are several numbers"),
             ({"augment": 3}, "augment is text, an Augmentation, or a function of a batch, not 3"),
+            ({"settings": None}, "a recipe is a name, a path to a JSON file, or a Recipe, not None"),
+            ({"settings": ["quick"]}, r"a recipe is a name, .*, not \['quick'\]"),
+            ({"include": 3}, r"include is a list of patterns on names, such as \['encoder\.\*'\], not 3"),
+            ({"strengths": ["fc1"]}, r"strengths are factors by pattern, such as \{.*\}, not \['fc1'\]"),
+            ({"seed": "a"}, "seed must be a whole number of at most 64 bits, not 'a'"),
+            ({"seed": 2**64}, "seed must be a whole number of at most 64 bits"),
         ],
     )
     def test_options_that_are_something_else(self, options, message):
         with pytest.raises(RecipeError, match=message):
             compress(mlp(), **options)
+
+    @pytest.mark.parametrize("settings", [3, [("all.tau1", 2)]])
+    def test_settings_that_are_something_else(self, settings):
+        with pytest.raises(RecipeError, match=r"settings are \{'all\.tau1': 2\}, or"):
+            bayeszip.compress(mlp(), [(INPUTS, LABELS)], settings=settings, device="cpu")
+
+    @pytest.mark.parametrize("examples", [3, {"input": 3}])
+    def test_example_inputs_that_are_something_else(self, examples):
+        with pytest.raises(DataError, match=r"example_inputs must be tensors.*(, not 3|; input is int)"):
+            compress(mlp(), example_inputs=examples)
 
     @pytest.mark.parametrize("network", [None, nn.Linear, {"weight": torch.zeros(2, 2)}])
     def test_no_network(self, network):

@@ -382,7 +382,7 @@ def test_intervals(text, interval):
     assert Interval.parse(text) == interval
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "0s", "5 minutes", "1e3s", "nan s"])
+@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "0s", "5 minutes", "1e3s", "nan s", 5, None])
 def test_what_is_no_interval(tmp_path, text):
     with pytest.raises(RecipeError, match="is no interval of checkpoints; write 5m, 90s"):
         Checkpointing(tmp_path, text)
@@ -391,6 +391,10 @@ def test_what_is_no_interval(tmp_path, text):
 def test_settings_that_make_no_sense(tmp_path):
     with pytest.raises(RecipeError, match="at least 1 checkpoint must be kept"):
         Checkpointing(tmp_path, keep=0)
+    with pytest.raises(RecipeError, match="at least 1 checkpoint must be kept, not '2'"):
+        Checkpointing(tmp_path, keep="2")
+    with pytest.raises(RecipeError, match="kept in a folder, given as a path, not 3"):
+        run(3)
     with pytest.raises(RecipeError, match="nothing to resume from"):
         run(resume=True)
 

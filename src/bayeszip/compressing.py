@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +171,7 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
+    seed = _checked_seed(seed)
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
     _check_options(train_loader, val_loader, target, chosen, plan, rates, pretrain)
@@ -559,6 +561,17 @@ def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge
         outputs = network(*(tensor.to(device) for tensor in examples))
     arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
+
+
+def _checked_seed(seed: Any) -> int:
+    """As a plain number; torch takes those of 64 bits.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not -(2**63) <= int(seed) < 2**64:
+        raise RecipeError(f"seed must be a whole number of at most 64 bits, not {seed!r}")
+    return int(seed)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -154,7 +154,11 @@ class Recipe:
         for name, patterns in given.items():
             if isinstance(patterns, str):
                 raise RecipeError(f"{name} is a list of patterns: [{patterns!r}]")
+            if patterns is not None and not isinstance(patterns, Iterable):
+                raise RecipeError(f"{name} is a list of patterns on names, such as ['encoder.*'], not {patterns!r}")
         changes = {name: tuple(patterns) for name, patterns in given.items() if patterns is not None}
+        if strengths is not None and not isinstance(strengths, Mapping):
+            raise RecipeError(f"strengths are factors by pattern, such as {{'head.*': 0.5}}, not {strengths!r}")
         if strengths is not None:
             changes["strengths"] = tuple(Strength(pattern, factor) for pattern, factor in strengths.items())
         return dataclasses.replace(self, layers=dataclasses.replace(self.layers, **changes))
@@ -163,7 +167,10 @@ class Recipe:
         """A copy with settings changed: `{"all.tau1": 2}`, or what `override` takes, one or several."""
         if isinstance(settings, Mapping):
             return self.override(*(f"{path}={value}" for path, value in settings.items()))
-        return self.override(*([settings] if isinstance(settings, str) else settings))
+        assignments = [settings] if isinstance(settings, str) or not isinstance(settings, Iterable) else list(settings)
+        if not all(isinstance(each, str) for each in assignments):
+            raise RecipeError(f"settings are {{'all.tau1': 2}}, or ['all.tau1=2'], not {settings!r}")
+        return self.override(*assignments)
 
     def _with(self, path: str, text: str) -> "Recipe":
         owner, _, name = path.rpartition(".")
@@ -274,6 +281,8 @@ def recipe(name_or_path: "str | Recipe") -> Recipe:
     """
     if isinstance(name_or_path, Recipe):
         return name_or_path
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise RecipeError(f"a recipe is a name, a path to a JSON file, or a Recipe, not {name_or_path!r}")
     if name_or_path in RECIPES:
         return RECIPES[name_or_path]
     path = Path(name_or_path)

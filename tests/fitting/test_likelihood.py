@@ -1,6 +1,7 @@
 """The data's loss as a likelihood: nats whatever the unit, and the teacher imitated by the kind of output."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -144,6 +145,17 @@ def test_nothing_is_estimated_from_a_loader_that_goes_on_as_before():
 def test_losses_that_are_none(loss, message):
     with pytest.raises(RecipeError, match=message):
         Likelihood.of(loss)
+
+
+def test_a_loss_need_not_be_hashable():
+    @dataclass
+    class Weighted:
+        factors: list[float]
+
+        def __call__(self, outputs, targets):
+            return self.factors[0] * F.mse_loss(outputs, targets)
+
+    assert Likelihood.of(Weighted([2.0])).kind == "unknown"
 
 
 def test_outputs_of_which_nobody_knows_what_to_take():

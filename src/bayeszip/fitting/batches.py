@@ -204,8 +204,13 @@ def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:
         return (given.cpu(),)
     if isinstance(given, Mapping):
         known = inspect.signature(network.forward).parameters
-        named = {name: tensor for name, tensor in given.items() if name in known and name not in TARGETS}
-        return tuple(tensor.cpu() for tensor in in_order(network, named or dict(given)))
+        named = {name: tensor for name, tensor in given.items() if name in known and name not in TARGETS} or dict(given)
+        for name, tensor in named.items():
+            if not isinstance(tensor, Tensor):
+                raise DataError(f"example_inputs must be tensors; {name} is {type(tensor).__name__}")
+        return tuple(tensor.cpu() for tensor in in_order(network, named))
+    if not isinstance(given, Iterable):
+        raise DataError(f"example_inputs must be tensors, in order or by name, or a batch of the loader, not {given!r}")
     parts = tuple(given)
     if all(isinstance(part, Tensor) for part in parts) and _takes(network, len(parts)):
         return tuple(part.cpu() for part in parts)

@@ -50,9 +50,11 @@ class Checkpointing:
     force: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise RecipeError(f"checkpoints are kept in a folder, given as a path, not {self.folder!r}")
         Interval.parse(self.every)
-        if self.keep < 1:
-            raise RecipeError(f"at least 1 checkpoint must be kept, not {self.keep}")
+        if not isinstance(self.keep, int) or self.keep < 1:
+            raise RecipeError(f"at least 1 checkpoint must be kept, not {self.keep!r}")
 
 
 class Interval(NamedTuple):
@@ -67,7 +69,8 @@ class Interval(NamedTuple):
         >>> Interval.parse("5m")
         Interval(amount=300.0, unit='seconds')
         """
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|h|epochs?|steps?)", text.strip())
+        # Whoever gives a number has not said of what.
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|h|epochs?|steps?)", str(text).strip())
         amount = float(found[1]) if found else 0.0
         if found is None or not amount:
             raise RecipeError(f"{text!r} is no interval of checkpoints; write 5m, 90s, 2h, 10epochs or 500steps")

@@ -108,7 +108,9 @@ class Likelihood:
         reduction = getattr(loss, "reduction", "mean")
         if isinstance(loss, nn.Module) and reduction != "mean":
             raise RecipeError(f"{type(loss).__name__}(reduction={reduction!r}): a loss must be a mean over the batch")
-        kind = _KINDS.get(type(loss) if isinstance(loss, nn.Module) else loss, "unknown")
+        own = type(loss) if isinstance(loss, nn.Module) else loss
+        # By identity: a callable of the caller's, such as a dataclass, need not be hashable.
+        kind = next((kind for known, kind in _KINDS.items() if known is own), "unknown")
         return cls(loss, kind, closeness=1.0 if kind in ("squared", "absolute") else None)
 
     def plain(self, outputs: Any, targets: Any) -> Tensor:
