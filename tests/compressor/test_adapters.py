@@ -245,6 +245,23 @@ def test_transformers_goes_on_from_its_checkpoint(model, tmp_path):
     assert resumed.result.blob == whole.result.blob
 
 
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_example_inputs_reach_the_compressor(library, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    settings = RECIPE.override("start_size=0.05")
+    if library == "lightning":
+        from bayeszip.compressor.lightning import LightningCallback
+
+        # Its `example_input_array`.
+        LightningCallback(settings).setup(None, module_of(network), "fit")
+    else:
+        from bayeszip.compressor.transformers import TrainerCallback
+
+        trainer_of(network, TrainerCallback(settings, example_inputs=torch.zeros(2, 12)), tmp_path)
+    assert network[0].weight.square().mean().sqrt().item() == pytest.approx(0.05, rel=1e-4)
+
+
 def test_callbacks_outside_of_a_trainer_say_so():
     with pytest.raises(TrainingError, match=r"during trainer\.fit"):
         _ = bayeszip.LightningCallback(RECIPE).compressor

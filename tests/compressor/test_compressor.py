@@ -37,6 +37,11 @@ def batches(seed=0):
     return ResidentBatches(*blobs(seed=seed), 64, shuffle=True, seed=seed)
 
 
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)).eval()
+
+
 def in_order():
     return list(zip(*(part.split(64) for part in blobs()), strict=True))
 
@@ -456,3 +461,15 @@ def test_a_network_that_has_a_compressor_already_is_refused():
     Compressor(network, "quick", n_data=8)
     with pytest.raises(ModelError, match="Sequential has Gaussian weights already, from a Compressor before this one"):
         Compressor(network, "quick", n_data=8)
+
+
+def test_a_size_to_begin_with_needs_example_inputs():
+    size = {"recipe": SHORT.override("start_size=0.05"), "n_data": N}
+    with pytest.warns(
+        UserWarning, match="would bring weights before norms to one size .* give example_inputs, or"
+    ) as told:
+        without = Compressor(normed(), **size)
+    assert len(told) == 1
+    assert torch.equal(without.model[0].weight, normed()[0].weight)
+    brought = Compressor(normed(), **size, example_inputs=torch.zeros(2, 12)).model[0].weight
+    assert brought.square().mean().sqrt().item() == pytest.approx(0.05, rel=1e-4)

@@ -137,7 +137,8 @@ class Compressor:
         total_steps: or how many steps there will be in all; the phases share them in proportion to their epochs, and
             where they are few, variances are trained faster than the recipe has it, so that they get where they must.
         loss: which kind of loss the loop has, by name or as it is: for `nats`, `distill` and the closing phase.
-        example_inputs: the network's inputs, to trace it with, or a batch that holds them; `finalize` takes them too.
+        example_inputs: the network's inputs, to trace it with, or a batch that holds them; `finalize` takes them too,
+            but a recipe with `start_size`, such as `deep`, needs them here.
 
     Raises:
         ModelError: no layer can be compressed, or a tensor can't be worked with; names it.
@@ -170,6 +171,12 @@ class Compressor:
         settings = self.recipe
         if settings.start_size and example_inputs is not None:
             begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
+        elif settings.start_size:
+            message = (
+                f"{settings.name} would bring weights before norms to one size (start_size), and can't tell without "
+                "inputs which these are; give example_inputs, or set start_size=0"
+            )
+            warnings.warn(message, UserWarning, stacklevel=2)
         self.conversion = to_variational(
             self.model,
             log_sigma2=settings.start_log_sigma2,

@@ -71,7 +71,12 @@ class LightningCallback(Callback):
         """Before optimizers are made and the module is wrapped."""
         if stage == "fit" and self._guest is None:
             network = _network_of(pl_module, self._network)
-            self._guest = Guest(Compressor(network, self._recipe, n_data=self._n_data or 1, loss=self._loss))
+            if self._examples is None:
+                self._examples = pl_module.example_input_array
+            compressor = Compressor(
+                network, self._recipe, n_data=self._n_data or 1, loss=self._loss, example_inputs=self._examples
+            )
+            self._guest = Guest(compressor)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.estimated_stepping_batches
@@ -79,8 +84,6 @@ class LightningCallback(Callback):
             raise TrainingError("a recipe has an end, so the trainer needs one: set max_epochs or max_steps")
         n_data = self._n_data or count_examples(trainer.train_dataloader or ())
         self.compressor.plan(n_data=n_data, total_steps=int(total))
-        if self._examples is None:
-            self._examples = pl_module.example_input_array
         if self._examples is None:
             self._examples = _first_batch(trainer.train_dataloader)
         if self._held and self._guest is not None:

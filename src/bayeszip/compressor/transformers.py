@@ -70,7 +70,10 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Before optimizers are made and the network is wrapped."""
-        self._guest = Guest(Compressor(given["model"], self._recipe, n_data=self._n_data or 1, loss=self._loss))
+        compressor = Compressor(
+            given["model"], self._recipe, n_data=self._n_data or 1, loss=self._loss, example_inputs=self._examples
+        )
+        self._guest = Guest(compressor)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         n_data = self._n_data or count_examples(given["train_dataloader"])
