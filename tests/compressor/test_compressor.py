@@ -473,3 +473,18 @@ def test_a_size_to_begin_with_needs_example_inputs():
     assert torch.equal(without.model[0].weight, normed()[0].weight)
     brought = Compressor(normed(), **size, example_inputs=torch.zeros(2, 12)).model[0].weight
     assert brought.square().mean().sqrt().item() == pytest.approx(0.05, rel=1e-4)
+
+
+def test_weight_decay_is_that_of_the_phase_at_hand():
+    settings = SHORT.override("vd.weight_decay=0.1", "vd+sws.weight_decay=0.02")
+    compressor = Compressor(mlp(), settings, n_data=N, steps_per_epoch=2)
+    optimizer = torch.optim.SGD(compressor.parameter_groups())
+    compressor.set_rates_of(optimizer)
+    found = []
+    for _ in range(compressor.total_steps):
+        found.append([group["weight_decay"] for group in optimizer.param_groups])
+        compressor.step()
+    means, *others = zip(*found, strict=True)
+    assert means == (0.1, 0.1, 0.02, 0.02)
+    assert others
+    assert not any(map(any, others))

@@ -63,7 +63,7 @@ from bayeszip.fitting.batches import (
     running,
 )
 from bayeszip.fitting.checkpoint import differences
-from bayeszip.fitting.course import RATE, Dials, Problem, groups_of, is_in_force
+from bayeszip.fitting.course import MEANS, RATE, Dials, Problem, groups_of, is_in_force
 from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
@@ -254,7 +254,7 @@ class Compressor:
         return [{**group, "lr": self._rate(group[RATE])} for group in groups]
 
     def set_rates_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on set the learning rates of the optimizer's groups that came from here, as the recipe has them.
+        """From now on set rates and weight decay of the optimizer's groups that came from here, phase by phase.
 
         Raises:
             RecipeError: the optimizer lacks something that is to be trained.
@@ -572,6 +572,8 @@ class Compressor:
     def _set_rates(self) -> None:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
+                if group.get(RATE) == MEANS:
+                    group["weight_decay"] = self.phase.weight_decay
                 if RATE in group:
                     rate = self._rate(group[RATE])
                     if isinstance(group["lr"], Tensor):

@@ -23,13 +23,15 @@ from bayeszip.variational.layers import VariationalLayer, VariationalWeight, var
 from bayeszip.variational.objective import Weighed, add_gradients, part_names, regularizer
 from bayeszip.variational.terms import KINDS, Term
 
-__all__ = ["DATA", "RATE", "Course", "Dials", "Loss", "Problem", "groups_of", "is_in_force", "start_terms"]
+__all__ = ["DATA", "MEANS", "RATE", "Course", "Dials", "Loss", "Problem", "groups_of", "is_in_force", "start_terms"]
 
 #: The part of the loss that comes from the data; terms add the others.
 DATA = "data"
 
 #: In a group of parameters, the setting that holds its learning rate: a phase's, or `TERM.FIELD`.
 RATE = "bayeszip_rate"
+#: That of the network's own parameters.
+MEANS = "rate_theta"
 
 
 class Dials(NamedTuple):
@@ -164,7 +166,7 @@ class Course:
         """The network's own parameters: the means of weights with a posterior, and all others."""
         variances = {id(weight.log_sigma2) for weight in self.weights}
         means = [p for p in self.network.parameters() if p.requires_grad and id(p) not in variances]
-        return {"params": means, RATE: "rate_theta", "weight_decay": self.phase.weight_decay}
+        return {"params": means, RATE: MEANS, "weight_decay": self.phase.weight_decay}
 
     def rate(self, name: str) -> float:
         """The learning rate of a group as the phase has it, before the schedule; `name` is its `RATE`."""
