@@ -279,12 +279,6 @@ def test_only_reading_needs_no_lock_and_no_writing(tmp_path):
     assert os.listdir(tmp_path) == before
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_none_kept_is_refused(tmp_path, keep):
-    with pytest.raises(CheckpointError, match="at least 1 checkpoint must be kept"):
-        opened(tmp_path, keep=keep)
-
-
 def test_a_folder_that_can_not_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"can't create the folder .*file"):

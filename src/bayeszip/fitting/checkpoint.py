@@ -76,7 +76,7 @@ class Checkpoints:
 
     Args:
         folder: created if need be.
-        keep: how many to keep; a second one is there for the day the first can't be read.
+        keep: how many to keep, at least 1; a second one is there for the day the first can't be read.
         warn: told of checkpoints that had to be skipped.
         writes: False for a process that only reads, beside the one that holds the folder.
 
@@ -87,8 +87,6 @@ class Checkpoints:
     def __init__(
         self, folder: str | os.PathLike[str], *, keep: int = 2, warn: Callable[[str], None], writes: bool = True
     ) -> None:
-        if keep < 1:
-            raise CheckpointError(f"at least 1 checkpoint must be kept, not {keep}")
         self.folder, self.keep, self._warn = create_folder(folder), keep, warn
         self._broken: set[Path] = set()
         self._lock = Lock(self.folder / ".lock") if writes else None
