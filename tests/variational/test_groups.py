@@ -19,6 +19,7 @@ from bayeszip.variational import GroupPrior, to_variational, variational_weights
 from bayeszip.variational.compaction import compact
 from bayeszip.variational.distributions import PRUNING_LOG_ALPHA, kl_log_uniform
 from bayeszip.variational.groups import GroupSettings, scale_divergence
+from bayeszip.variational.selection import Selection, Strength
 
 
 def integral(density, low: float, high: float) -> float:
@@ -104,9 +105,11 @@ class Residual(nn.Module):
         return self.head(torch.relu(self.third(torch.relu(self.second(x)))))
 
 
-def gaussian(network: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple:
+def gaussian(
+    network: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0, selection: Selection | None = None
+) -> tuple:
     """Its Gaussian weights, with variances of all sizes."""
-    to_variational(network)
+    to_variational(network, selection=selection)
     network.to(dtype)
     generator = torch.Generator().manual_seed(seed)
     for weight in variational_weights(network):
@@ -227,6 +230,47 @@ def test_without_a_graph_rows_and_columns_are_by_themselves():
         ratio = (weight.theta.square() * (-weight.log_sigma2).exp()).detach()
         expected += sum(kl_log_uniform(-ratio.sum(dim).log()).sum().item() for dim in (0, 1))
     assert GroupPrior.start(network, None).divergence(weights).item() == pytest.approx(expected)
+
+
+def strengthened(dtype: torch.dtype, **strengths: float) -> tuple:
+    """Weights and term of the same network, where what is named has another strength."""
+    torch.manual_seed(0)
+    network = Residual()
+    units = units_of(network, torch.zeros(2, 1, 3, 3))
+    chosen = tuple(Strength(pattern, factor) for pattern, factor in strengths.items())
+    return gaussian(network, dtype, selection=Selection(strengths=chosen)), GroupPrior.start(network, units)
+
+
+def test_a_strength_of_all_weights_is_a_factor_on_the_cost():
+    names = [name for name, _ in Residual().named_children()]
+    _, weights, term = residual()
+    weak, of_weak = strengthened(torch.float64, **dict.fromkeys(names, 0.01))
+    assert of_weak.cost(weak, 1.0)[0].item() == pytest.approx(0.01 * term.cost(weights, 1.0)[0].item())
+
+
+def test_a_unit_has_the_mean_strength_of_its_weights():
+    plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    units = units_of(plain, torch.zeros(2, 4))
+    weights = gaussian(plain)
+    expected = GroupPrior.start(plain, units).divergence(weights).item()
+    for layer in (plain[0], plain[2]):
+        layer.strengths = {"weight": 0.1, "bias": 0.1} if layer is plain[2] else {}
+    weights = tuple(variational_weights(plain))
+    # Four weights and a bias make a unit, and two weights read it.
+    found = GroupPrior.start(plain, units).divergence(weights).item()
+    assert found == pytest.approx((5 + 2 * 0.1) / 7 * expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_have_the_strengths_too(dtype):
+    weights, term = strengthened(dtype, stem=0.1, second=3.0)
+    parameters = [parameter for w in weights for parameter in (w.theta, w.log_sigma2)]
+    slopes = torch.autograd.grad(term.cost(weights, 0.7)[0], parameters, allow_unused=True)
+    (fused,) = term.add_gradients(weights, 0.7)
+    assert fused.item() == pytest.approx(term.cost(weights, 0.7)[0].item(), rel=1e-6)
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        wanted = torch.zeros_like(parameter) if slope is None else slope
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_nothing_that_could_go_costs_nothing():

@@ -1,6 +1,6 @@
 """A prior on whole units and channels: log-uniform on the scale of each, so that one that says little dies altogether.
 
-    cost = Σ_u KL(N(1, α_u) ‖ 1/|z|),    α_u = (1 + α_in)(1 + α_out) − 1,    1/α_side = Σ_{i in side} θᵢ²/σᵢ²
+    cost = Σ_u s_u KL(N(1, α_u) ‖ 1/|z|),    α_u = (1 + α_in)(1 + α_out) − 1,    1/α_side = Σ_{i in side} θᵢ²/σᵢ²
 
 The group normal-Jeffreys prior of Louizos et al. (2017), w = z·w̃ with p(z) ∝ 1/|z|, for a posterior of z that is
 implied, not trained: along the ray w = zθ, q = Π N(wᵢ | θᵢ, σᵢ²) is ∝ exp(−½ (z−1)² Σ θᵢ²/σᵢ²), that is N(z | 1, α).
@@ -10,6 +10,9 @@ one side is. Sides hold all that is coupled, across layers: a channel of residua
 
 The first weight of a side costs what a weight does in the divergence, the next ones less and less: the cost grows with
 the logarithm of their sum. w̃'s own prior is not here; the divergence, or whatever else is in force, weighs it.
+
+s_u is the mean of the strengths of its weights on both sides (ours; 1 unless a recipe has others): a unit dies with all
+of them, so that a layer decides by how many of them it holds.
 """
 
 import math
@@ -55,15 +58,20 @@ class GroupSettings:
         check(self, "groups")
 
 
-def scale_divergence(signals: Tensor, present: Tensor) -> Tensor:
-    """Σ_u KL(N(1, α_u) ‖ 1/|z|).
+def scale_divergence(signals: Tensor, present: Tensor, strengths: Tensor | None = None) -> Tensor:
+    """Σ_u s_u KL(N(1, α_u) ‖ 1/|z|).
 
     Args:
         signals: units × sides, Σ θᵢ²/σᵢ² = 1/α of each side.
         present: units × sides, whether the unit has that side at all; one that it lacks adds no noise.
+        strengths: s of each unit; None: all 1.
     """
     alpha, _ = _alphas(signals, present)
-    return kl_log_uniform(_log_product(alpha)).sum()
+    return _times(strengths, kl_log_uniform(_log_product(alpha))).sum()
+
+
+def _times(strengths: Tensor | None, of_units: Tensor) -> Tensor:
+    return of_units if strengths is None else strengths * of_units
 
 
 def _alphas(signals: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,13 +85,13 @@ def _log_product(alpha: Tensor) -> Tensor:
     return torch.log(alpha[:, MADE] + alpha[:, READ] + alpha[:, MADE] * alpha[:, READ])
 
 
-def _with_slopes(signals: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+def _with_slopes(signals: Tensor, plan: "_Plan") -> tuple[Tensor, Tensor]:
     """`scale_divergence`, and its derivative in the signal of each side."""
-    alpha, other = _alphas(signals, present)
+    alpha, other = _alphas(signals, plan.present)
     log_alpha = _log_product(alpha)
     share = alpha * (1 + other) / log_alpha.exp().unsqueeze(1)
-    slope = kl_log_uniform_slope(log_alpha).unsqueeze(1)
-    return kl_log_uniform(log_alpha).sum(), -slope * share * alpha
+    slope = _times(plan.strengths, kl_log_uniform_slope(log_alpha)).unsqueeze(1)
+    return _times(plan.strengths, kl_log_uniform(log_alpha)).sum(), -slope * share * alpha
 
 
 class _Slice(NamedTuple):
@@ -103,6 +111,8 @@ class _Plan(NamedTuple):
     members: Tensor
     #: Units × sides.
     present: Tensor
+    #: Of units; None: all 1.
+    strengths: Tensor | None
 
 
 class GroupPrior(Term):
@@ -130,6 +140,7 @@ class GroupPrior(Term):
             if len(self._sides.get(weight.name, ())) > 1 and self._layer_of[id(weight.theta)].makes_columns:
                 rows, columns = self._sides[weight.name]
                 self._sides[weight.name] = [_other(rows), _other(columns)]
+        self._strengths = _strengths(weights, self._sides, self._n_units)
         self._plan: _Plan | None = None
 
     @classmethod
@@ -155,7 +166,7 @@ class GroupPrior(Term):
         plan = self._planned(weights)
         bounded = [_wide(weight.log_sigma2).clamp(-LOG_SIGNAL_BOUND, LOG_SIGNAL_BOUND) for weight in weights]
         ratios = [_wide(w.theta).square() * torch.exp(-own) for w, own in zip(weights, bounded, strict=True)]
-        return scale_divergence(_signals(ratios, plan), plan.present)
+        return scale_divergence(_signals(ratios, plan), plan.present, plan.strengths)
 
     @torch.no_grad()
     def add_gradients(self, weights: Sequence[VariationalWeight], tau: float | Tensor) -> tuple[Tensor, ...]:
@@ -188,7 +199,8 @@ class GroupPrior(Term):
             for own in dims:
                 present[own] = True  # what has none stands behind the last
         members = torch.from_numpy(_members(np.concatenate(sides), nowhere)).to(device)
-        return _Plan(key, tuple(slices), members, torch.from_numpy(present[:-1].reshape(-1, 2)).to(device))
+        strengths = None if self._strengths is None else torch.from_numpy(self._strengths).to(device)
+        return _Plan(key, tuple(slices), members, torch.from_numpy(present[:-1].reshape(-1, 2)).to(device), strengths)
 
 
 def _layers(network: nn.Module) -> dict[int, VariationalLayer]:
@@ -224,6 +236,21 @@ def _sides(units: Units) -> tuple[dict[str, list[np.ndarray]], int]:
 
     sides = {name: [side_of(own, side) for side, own in enumerate(dims)] for name, dims in units.items()}
     return sides, len(numbers) - 1
+
+
+def _strengths(
+    weights: Sequence[VariationalWeight], sides: Mapping[str, Sequence[np.ndarray]], count: int
+) -> np.ndarray | None:
+    """For each of `count` units the mean strength of the weights that make or read it; None: all are 1."""
+    if all(weight.strength == 1 for weight in weights):
+        return None
+    total, numbers = np.zeros(count), np.zeros(count)
+    for weight in weights:
+        for dim, own in enumerate(sides.get(weight.name, ())):
+            units, held = own[own >= 0] // 2, weight.theta.numel() / weight.theta.shape[dim]
+            np.add.at(total, units, weight.strength * held)
+            np.add.at(numbers, units, held)
+    return (total / numbers).astype(np.float32)
 
 
 def _other(sides: np.ndarray) -> np.ndarray:
@@ -268,7 +295,7 @@ def _slopes(weights: Sequence[VariationalWeight], plan: _Plan, tau: float | Tens
     torch._foreach_clamp_min_(by_theta, -LOG_SIGNAL_BOUND)
     torch._foreach_exp_(by_theta)
     torch._foreach_mul_(by_theta, thetas)
-    value, by_signal = _with_slopes(_signals(torch._foreach_mul(by_theta, thetas), plan), plan.present)
+    value, by_signal = _with_slopes(_signals(torch._foreach_mul(by_theta, thetas), plan), plan)
     torch._foreach_mul_(by_theta, _spread(by_signal * (2 * tau), weights, plan))
     by_log_sigma2 = torch._foreach_mul(by_theta, thetas)
     torch._foreach_mul_(by_log_sigma2, -0.5)
@@ -296,7 +323,7 @@ def _slopes_on_cpu(
     for (theta, log_sigma2), (rows, columns) in zip(matrices, sums, strict=True):
         add_ratios(theta.numpy(), log_sigma2.numpy(), rows.numpy(), columns.numpy())
     folded = [sums[at][0] if dim == 0 else sums[at][1].view(len(sides), -1).sum(1) for at, dim, sides in plan.slices]
-    value, by_signal = _with_slopes(_gathered(folded, plan), plan.present)
+    value, by_signal = _with_slopes(_gathered(folded, plan), plan)
     known = torch.cat([(by_signal * tau).flatten(), by_signal.new_zeros(1)])
     factors = [(torch.zeros_like(rows), torch.zeros_like(columns)) for rows, columns in sums]
     for at, dim, sides in plan.slices:
