@@ -15,7 +15,7 @@ from bayeszip.errors import DataError, RecipeError, TargetError
 from bayeszip.fitting import Watcher
 from bayeszip.fitting.evaluation import Figures, Judge, Metric
 from bayeszip.fitting.likelihood import Likelihood
-from bayeszip.loaders import named_loss, named_metric
+from bayeszip.loaders import TAKEN, named_loss, named_metric
 from bayeszip.recipe import recipe
 
 SHORT = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
@@ -241,6 +241,9 @@ def far(outputs, targets):
 
 def loss(outputs, targets):
     return (outputs - targets).square().mean()
+
+def accuracy(outputs, targets):
+    return 100 * ((outputs - targets).abs() < 0.1).float().mean()
 """
 
 
@@ -278,6 +281,8 @@ def test_losses_and_metrics_on_the_command_line(toys, loss):
     [
         (("--loss", "hinge"), "there is no loss 'hinge'"),
         (("--metric", "nothing"), "there is no metric 'nothing'"),
+        (("--metric", "toys:accuracy"), "calls something else, 'accuracy'; rename the function"),
+        (("--metric", "toys:loss"), "calls something else, 'loss'; rename the function"),
         (("--metric", "toys:far,sideways"), "better when it is lower or higher, not 'sideways'"),
         (("--max-metric-drop", "1"), "--max-metric-drop is about a metric; name it with --metric"),
         (("--set", "tau1=2"), "write all.tau1=2"),
@@ -287,6 +292,13 @@ def test_what_is_misused_is_said(toys, arguments, message):
     done = run(*COMPRESS, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_no_metric_has_the_name_of_what_else_is_in_a_record(toys):
+    done = run(*COMPRESS, "--loss", "mse", "--metric", "toys:far,lower", "--rates", "2", "--run", "run", "--json")
+    assert done.exit_code == 0, done.output
+    record, told = json.loads((toys / "run" / "result.json").read_text()), json.loads(done.stdout.splitlines()[-1])
+    assert {*record, *told, *told["others"][0], "target", "strength"} - {"far"} == TAKEN
 
 
 def test_losses_and_metrics_by_name():

@@ -32,6 +32,14 @@ __all__ = [
 #: Images evaluated at once.
 EVALUATION_BATCH = 1000
 
+#: What a record calls its own figures and facts; a metric of such a name would take their place.
+TAKEN = frozenset((
+    "accuracy", "loss", "bytes", "ratio", "params", "nonzero", "params_kept", "validation_accuracy_before",
+    "validation_accuracy_trained", "validation_accuracy_snapped", "validation_accuracy", "validation_loss_before",
+    "validation_loss", "metric", "validation_metric_before", "validation_metric", "seconds", "seed", "target",
+    "strength", "rate", "augment", "device", "versions", "recipe", "warnings", "history", "others", "file",
+))  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Loaders:
@@ -123,7 +131,7 @@ def named_metric(spec: str) -> Metric:
     """A metric: a loss by name, or `module:function`, with `,lower` behind it if lower is better.
 
     Raises:
-        RecipeError: it is none of these.
+        RecipeError: it is none of these, or has the name of another figure.
         ModelError: there is no such function.
     """
     name, _, direction = spec.partition(",")
@@ -134,6 +142,8 @@ def named_metric(spec: str) -> Metric:
     found = Metric.of(named(name) if ":" in name else name)
     if found is None:  # never: something was named
         raise TypeError(spec)
+    if found.name in TAKEN:
+        raise RecipeError(f"{name} is called as a record calls something else, {found.name!r}; rename the function")
     return dataclasses.replace(found, higher_is_better=direction == "higher") if direction else found
 
 
