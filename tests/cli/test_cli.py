@@ -40,6 +40,10 @@ def loaders():
 
 def not_loaders():
     return 5
+
+def other_images():
+    data, _ = loaders()
+    return data, data, [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))]
 """
 
 
@@ -192,6 +196,20 @@ def test_own_loaders_and_the_report_in_words(run, folder):
     assert "validation accuracy" in done.stdout.splitlines()[-1]
     assert "written to own.bayz" in done.stdout
     assert "phase vd" in done.stderr
+
+
+def test_a_training_is_not_lost_when_the_test_data_fail(run, folder):
+    """The files are there before anything is judged on the test data, and so is the record."""
+    options = ("--data", "nets:other_images", "--rates", "2", "--run", "kept")
+    done = run(*compress_arguments("kept.bayz", *options))
+    assert done.returncode == 1
+    assert "kept.bayz is written; what follows happened when it was judged on the test data" in done.stderr
+    assert bayeszip.load(folder / "kept.bayz") is not None
+    assert bayeszip.load(folder / "kept-rate=2.bayz") is not None
+    record = json.loads((folder / "kept" / "result.json").read_text())
+    assert record["bytes"] == (folder / "kept.bayz").stat().st_size
+    assert record["history"]
+    assert "accuracy" not in record
 
 
 def test_weights_come_from_safetensors(run, folder):

@@ -409,16 +409,14 @@ def _check_places(output: Path | None, run: Path | None, rates: Sequence[float])
 def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | None, as_json: bool) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
     from bayeszip.fitting.launch import is_main_process
-    from bayeszip.record import file_figures, write_record
 
     if not is_main_process():
         return
-    judge, places = _judge(result), {output: result, **{_beside(output, each.rate): each for each in result.others}}
-    figures = [file_figures(each.network(), each.description, reported.loader, judge) for each in places.values()]
+    places = {output: result, **{_beside(output, each.rate): each for each in result.others}}
     for path, each in places.items():
         each.save(path)
-    if run is not None:
-        write_record(run, result, *figures)
+    with _told_if_judging_fails(output):
+        figures = _recorded(run, result, reported.loader)
     if as_json:
         told = [{**own, "warnings": list(each.warnings)} for each, own in zip(places.values(), figures, strict=True)]
         others = [
@@ -434,6 +432,32 @@ def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | N
         typer.echo(f"{reported.kind} {said}, written to {path}")
 
 
+def _recorded(run: Path | None, result: "Result", test: "Loader") -> list[dict[str, Any]]:
+    """What the result and its others come to on test data; also in the record, which is there before them.
+
+    Test data can fail like any other, and a training is not to be lost by it.
+    """
+    from bayeszip.record import file_figures, size_figures, write_record
+
+    every, judge = (result, *result.others), _judge(result)
+    if run is not None:
+        write_record(run, result, *(size_figures(each.description) for each in every))
+    figures = [file_figures(each.network(), each.description, test, judge) for each in every]
+    if run is not None:
+        write_record(run, result, *figures)
+    return figures
+
+
+@contextlib.contextmanager
+def _told_if_judging_fails(output: Path) -> Iterator[None]:
+    """Say what is there all the same."""
+    try:
+        yield
+    except Exception:
+        typer.echo(f"{output} is written; what follows happened when it was judged on the test data", err=True)
+        raise
+
+
 def _judge(result: "Result") -> "Judge | None":
     return result.fit.judge if result.fit is not None else None
 
@@ -442,7 +466,6 @@ def _judge(result: "Result") -> "Judge | None":
 def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays beside the output, and in the run's folder."""
     from bayeszip.fitting.launch import is_main_process
-    from bayeszip.record import file_figures, write_record
     from bayeszip.result import Result
 
     try:
@@ -454,7 +477,8 @@ def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[
         nearest = output.with_name(f"{output.stem}.nearest{output.suffix}")
         result.save(nearest)
         if run is not None:
-            write_record(run, result, file_figures(result.network(), result.description, test, _judge(result)))
+            with _told_if_judging_fails(nearest):
+                _recorded(run, result, test)
         where = f"{nearest}, and in {run}" if run is not None else nearest
         raise TargetError(f"{error}. What was reached is in {where}", result) from error
 
