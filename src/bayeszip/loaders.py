@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,8 @@ class Loaders:
     train: Loader
     #: None where nothing was held out.
     validation: Loader | None
+    #: All that a factory made, for `load_test`; a factory that is called again may split anew.
+    made: tuple[Any, ...] | None = field(default=None, repr=False)
 
 
 def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device, hold_out: bool = True) -> Loaders:
@@ -64,7 +66,8 @@ def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device, ho
     if not _is_built_in(spec):
         if not hold_out:
             raise DataUsageError(f"{spec} says itself what is held out: let it train on all, and drop --no-hold-out")
-        return Loaders(*_from_factory(spec)[:2])
+        made = _from_factory(spec)
+        return Loaders(made[0], made[1], made)
     train, validation = data.load_training(spec)
     if not hold_out:
         train = train + validation
@@ -82,14 +85,18 @@ class Reported(NamedTuple):
     kind: str
 
 
-def load_test(spec: str, *, device: torch.device) -> Reported:
+def load_test(spec: str, *, device: torch.device, beside: Loaders | None = None) -> Reported:
     """The test batches of the data that `load_data` knows by `spec`; of a factory without any, those for validation.
+
+    Args:
+        beside: what `load_data` gave for the same `spec`, if it did: these are then from the same call of a factory,
+            and so hold nothing that is trained on, even where it draws its splits at random.
 
     Raises:
         DataError: the data is missing or damaged, or the factory returned something else.
     """
     if not _is_built_in(spec):
-        made = _from_factory(spec)
+        made = beside.made if beside is not None and beside.made is not None else _from_factory(spec)
         return Reported(made[-1], "test" if len(made) > 2 else "validation")
     return Reported(_in_order(data.load_test(spec).to(device)), "test")
 

@@ -41,6 +41,13 @@ def loaders():
 def not_loaders():
     return 5
 
+def drawn_splits():
+    with open("calls", "a") as calls:
+        calls.write("called ")
+    data, _ = loaders()
+    order = torch.randperm(len(data))
+    return [data[place] for place in order[:2]], [data[place] for place in order[2:]]
+
 def other_images():
     data, _ = loaders()
     return data, data, [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))]
@@ -196,6 +203,15 @@ def test_own_loaders_and_the_report_in_words(run, folder):
     assert "validation accuracy" in done.stdout.splitlines()[-1]
     assert "written to own.bayz" in done.stdout
     assert "phase vd" in done.stderr
+
+
+def test_a_factory_that_splits_at_random_is_called_once(run, folder):
+    """A second call would report on a split that shares examples with the training."""
+    done = run(*compress_arguments("drawn.bayz", "--data", "nets:drawn_splits", "--run", "drawn", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert (folder / "calls").read_text().split() == ["called"]
+    record = json.loads((folder / "drawn" / "result.json").read_text())
+    assert record["accuracy"] == record["validation_accuracy"]
 
 
 def test_a_training_is_not_lost_when_the_test_data_fail(run, folder):

@@ -249,7 +249,7 @@ def compress(
         _show_preview(network, loaders, chosen, judged_by, target, pretrain, further, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
-    reported = load_test(data, device=target)
+    reported = load_test(data, device=target, beside=loaders)
     with _missed_is_kept(output, run, reported.loader), _watched(chosen, pretrain, further, run, log) as watcher:
         result = compressing.compress(
             network,
