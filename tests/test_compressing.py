@@ -555,6 +555,7 @@ def test_what_a_rate_costs_is_found_by_each_ending(curve):
     [
         ({"rates": (1, 2), "max_bytes": 400}, "a target decides how small the file is"),
         ({"rates": (1, 1)}, "rate 1 is there twice"),
+        ({"rates": (1, 1.0000001)}, "rate 1 is there twice"),
         ({"rates": (1, 0)}, "rate 0 is there twice; the first file has the recipe's, 0"),
         ({"rates": (-1,)}, "quantization.rate must be"),
         ({"rates": ("much",)}, "quantization.rate must be"),

@@ -118,9 +118,10 @@ def at_rates(settings: Recipe, rates: Sequence[float], target: object | None) ->
     if settings.quantization.rate_trials:
         raise RecipeError("rates make a file each, and trials choose one; set quantization.rate_trials=0")
     weighed = tuple(settings.at_rate(rate) for rate in rates)
-    every = [each.quantization.rate for each in (settings, *weighed)]
-    if doubled := sorted({rate for rate in every if every.count(rate) > 1}):
-        raise RecipeError(f"rate {doubled[0]:g} is there twice; the first file has the recipe's, {every[0]:g}")
+    # As names of files and phases have them: what reads the same there would be one file.
+    every = [f"{each.quantization.rate:g}" for each in (settings, *weighed)]
+    if doubled := sorted({rate for rate in every if every.count(rate) > 1}, key=float):
+        raise RecipeError(f"rate {doubled[0]} is there twice; the first file has the recipe's, {every[0]}")
     return weighed
 
 
