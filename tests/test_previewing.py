@@ -1,13 +1,18 @@
 """What a compression says that it will do, and whether it does."""
 
+import contextlib
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import bayeszip
-from bayeszip.errors import ModelError
+from bayeszip.errors import DataError, ModelError, RecipeError, TargetError
 from bayeszip.fitting import ResidentBatches, Watcher
+from bayeszip.previewing import _Work
 from bayeszip.recipe import recipe
+from bayeszip.targets import Target
 
 INPUTS = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(96) % 3
@@ -97,3 +102,62 @@ def test_a_teacher_and_validation_are_asked_about_a_few_batches():
 def test_a_recipe_of_pretraining_alone():
     seen = bayeszip.preview(network(), batches(), recipe=recipe("l2").override("l2.epochs=2"), pretrain=True)
     assert seen.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"recipe": FEW.override("l2.epochs=0"), "pretrain": True}, RecipeError, "quick has no pretraining"),
+        ({"settings": {"quantization.curvature": 1}}, RecipeError, "quantization.curvature says what moves cost"),
+        ({"settings": {"quantization.rate": 1, "quantization.rate_trials": 2}}, RecipeError, "rate_trials are judged"),
+        ({"max_accuracy_drop": 1}, DataError, "max_accuracy_drop is measured on validation data"),
+        ({"metric": len}, RecipeError, "metric= is measured on validation data"),
+        ({"max_metric_drop": 1, "val_loader": batches()}, RecipeError, "max_metric_drop is about a metric"),
+        ({"max_bytes": 400, "rates": (1,)}, RecipeError, "a target decides how small the file is"),
+        ({"max_bytes": 10}, TargetError, "10"),
+        ({"val_loader": 3}, DataError, "val_loader must give batches"),
+    ],
+)
+def test_it_refuses_what_compress_refuses_in_the_same_words(options, error, message):
+    options = {"recipe": FEW, "device": "cpu", **options}
+    with pytest.raises(error, match=message) as by_preview:
+        bayeszip.preview(network(), batches(), **options)
+    with pytest.raises(error) as by_compress:
+        bayeszip.compress(network(), batches(), watcher=Watcher(), **options)
+    assert str(by_preview.value) == str(by_compress.value)
+
+
+def test_a_phase_without_epochs_takes_no_time():
+    none = dataclasses.replace(FEW.pretraining[0], name="none", epochs=0)
+    more = dataclasses.replace(FEW, pretraining=(none, *FEW.pretraining))
+    assert bayeszip.preview(network(), batches(), recipe=more, device="cpu", pretrain=True).seconds > 0
+
+
+def test_a_closing_phase_takes_time_where_no_phase_is_before_it():
+    alone = dataclasses.replace(FEW.override("closing.epochs=4", "quantization.assignment=fit"), phases=())
+    assert bayeszip.preview(network(), batches(), recipe=alone, device="cpu").seconds > 0
+
+
+def test_all_that_may_be_tried_is_counted():
+    """So many trainings and closing phases that `compress` has no more, whatever it finds."""
+    plain, trials = FEW, FEW.override("quantization.rate=1", "quantization.rate_trials=3")
+    assert _Work.of(plain, None, 0, True) == _Work(1, 1)
+    assert _Work.of(plain, None, 2, True) == _Work(1, 3)
+    assert _Work.of(trials, None, 0, True) == _Work(1, 4)
+    assert _Work.of(plain, Target(max_bytes=900), 0, True) == _Work(1, 1)
+    kept = _Work.of(plain, Target(max_accuracy_drop=0.0), 0, True)
+    closings = []
+
+    class Counting(Watcher):
+        def on_phase(self, course):
+            closings.append(course.phase.name)
+
+    with contextlib.suppress(TargetError):
+        bayeszip.compress(
+            network(), batches(), val_loader=batches(), recipe=FEW, watcher=Counting(), max_accuracy_drop=0.0
+        )
+    assert closings.count(FEW.phases[0].name) <= kept.attempts == 3
+    assert closings.count("closing") <= kept.closings
+    said = bayeszip.preview(network(), batches(), val_loader=batches(), recipe=FEW, max_accuracy_drop=0.0)
+    assert said.to_dict()["attempts"] == 3
+    assert "for 3 trainings, of which the first may do" in " ".join(said.report().split())

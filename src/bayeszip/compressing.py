@@ -80,7 +80,16 @@ from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
 from bayeszip.variational.usage import called_layers
 
-__all__ = ["compress", "converted", "judged_examples", "plain_network"]
+__all__ = [
+    "ATTEMPTS",
+    "check_loaders",
+    "check_options",
+    "compress",
+    "converted",
+    "judged_examples",
+    "needing_validation",
+    "plain_network",
+]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -174,7 +183,8 @@ def compress(
     seed = _checked_seed(seed)
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
-    _check_options(train_loader, val_loader, target, chosen, plan, rates, pretrain)
+    check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
+    check_loaders(train_loader, val_loader)
     augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
     check_augment(augment)
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
@@ -224,32 +234,50 @@ def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
     return dataclasses.replace(result, warnings=findings(result))
 
 
-def _check_options(
-    train_loader: Loader,
-    val_loader: Loader | None,
+def check_options(
+    settings: Recipe,
+    *,
     target: Target | None,
     metric: Metric | None,
-    settings: Recipe,
+    validated: bool,
     rates: Sequence[float],
     pretrain: bool,
 ) -> None:
-    """Refuse what contradicts itself, before anything is trained."""
+    """Refuse what contradicts itself, before anything is trained or loaded.
+
+    Args:
+        validated: whether there are validation data.
+
+    Raises:
+        RecipeError, DataError: names what is at odds, and what to do.
+    """
     if settings.quantization.rate_trials:
-        check_trials(val_loader, target)
+        check_trials(validated or None, target)
     if settings.quantization.curvature:
-        check_curvature(train_loader, target, (settings.quantization.rate, *rates))
+        check_curvature(True, target, (settings.quantization.rate, *rates))
+    if target is not None and target.max_metric_drop is not None and metric is None:
+        raise RecipeError("max_metric_drop is about a metric; give metric=")
+    if (name := needing_validation(settings, target, metric)) and not validated:
+        kind = RecipeError if name == "metric" else DataError
+        raise kind(f"{name}{'=' * (name == 'metric')} is measured on validation data; give val_loader")
+    if pretrain and not any(phase.epochs for phase in settings.pretraining):
+        raise RecipeError(f"pretrain=True, but {settings.name} has no pretraining; add a phase of it, or leave it out")
+
+
+def needing_validation(settings: Recipe, target: Target | None, metric: Metric | None) -> str | None:
+    """The first option or setting that only validation data can serve; None: there is none."""
+    if target is not None and target.budget(1) is None:
+        return next(name for name, value in vars(target).items() if value is not None)
+    if metric is not None:
+        return "metric"
+    return "quantization.rate_trials" if settings.quantization.rate_trials else None
+
+
+def check_loaders(train_loader: Loader, val_loader: Loader | None) -> None:
+    """Refuse what gives no batches."""
     checked_loader(train_loader, "train_loader")
     if val_loader is not None:
         checked_loader(val_loader, "val_loader")
-    if target is not None and target.max_metric_drop is not None and metric is None:
-        raise RecipeError("max_metric_drop is about a metric; give metric=")
-    if target is not None and target.budget(1) is None and val_loader is None:
-        name = next(name for name, value in vars(target).items() if value is not None)
-        raise DataError(f"{name} is measured on validation data; give val_loader")
-    if metric is not None and val_loader is None:
-        raise RecipeError("metric= is measured on validation data; give val_loader")
-    if pretrain and not any(phase.epochs for phase in settings.pretraining):
-        raise RecipeError(f"pretrain=True, but {settings.name} has no pretraining; add a phase of it, or leave it out")
 
 
 def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:

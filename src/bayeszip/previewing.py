@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +13,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.compressing import converted, judged_examples, plain_network
+from bayeszip import compressing, targets
+from bayeszip.compressing import check_loaders, check_options, converted, judged_examples, plain_network
 from bayeszip.devices import resolve_device
 from bayeszip.ending import Ending, at_rates
-from bayeszip.fitting import Figures, Fitting, Judge, Likelihood, Phase, ResidentBatches, count_examples, start_terms
+from bayeszip.fitting import (
+    Figures,
+    Fitting,
+    Judge,
+    Likelihood,
+    Metric,
+    Phase,
+    ResidentBatches,
+    count_examples,
+    start_terms,
+)
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_of
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import parameter_count
+from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes
+from bayeszip.targets import Target, largest_within
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, variational_weights
 
@@ -47,9 +59,11 @@ class Preview:
     parameters: int
     #: The file with every Gaussian weight at zero: graph, names, and what is not pruned. None has fewer bytes.
     floor: int
-    #: At most: layers that shrink are faster.
+    #: At most: layers that shrink are faster, and not all that may be tried for a target or a rate is.
     seconds: float
     device: str
+    #: How often the network is trained, at most: for a figure to keep, again where a training was too strong.
+    attempts: int = 1
 
     def report(self) -> str:
         """The same in plain text."""
@@ -64,6 +78,7 @@ class Preview:
             "floor": self.floor,
             "seconds": self.seconds,
             "device": self.device,
+            "attempts": self.attempts,
         }
 
     def _facts(self) -> Iterator[tuple[str, str]]:
@@ -75,7 +90,8 @@ class Preview:
             became = "stays as it is" if why.endswith("frozen") else "trained, then folded, rounded or clustered"
             yield "not pruned", f"{name or 'the network itself'} ({why}): {became}"
         yield "no file is below", show_bytes(self.floor)
-        yield "time", f"at most {_duration(self.seconds)} on {self.device}"
+        tries = f", for {self.attempts} trainings, of which the first may do" if self.attempts > 1 else ""
+        yield "time", f"at most {_duration(self.seconds)} on {self.device}{tries}"
 
 
 def preview(
@@ -87,8 +103,14 @@ def preview(
     settings: Settings = (),
     device: str | torch.device = "auto",
     loss: str | Loss | Likelihood = F.cross_entropy,
+    metric: Any = None,
     example_inputs: Sequence[Tensor] | None = None,
     pretrain: bool = False,
+    max_bytes: int | None = None,
+    min_ratio: float | None = None,
+    max_accuracy_drop: float | None = None,
+    max_loss_increase: float | None = None,
+    max_metric_drop: float | None = None,
     rates: Sequence[float] = (),
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
@@ -97,32 +119,86 @@ def preview(
     """What `compress` would do with these arguments; a few steps are taken, on a copy, to see how long they take.
 
     Raises:
-        ModelError, DataError, RecipeError, TrainingError: as `compress` would.
+        ModelError, DataError, RecipeError, TrainingError, TargetError: as `compress` would before its training.
     """
+    target = Target.of(
+        max_bytes=max_bytes,
+        min_ratio=min_ratio,
+        max_accuracy_drop=max_accuracy_drop,
+        max_loss_increase=max_loss_increase,
+        max_metric_drop=max_metric_drop,
+    )
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
-    hardware = resolve_device(device)
+    further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
+    check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
+    check_loaders(train_loader, val_loader)
     network = plain_network(model).to(hardware)
-    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss)))
+    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
     clock = _Clock(train_loader, val_loader, judge)
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
         if pretrain:
-            seconds += sum(clock.measure(copy.deepcopy(network), phase, {}) for phase in plan.pretraining)
+            seconds += sum(clock.measure(copy.deepcopy(network), each, {}) for each in plan.pretraining if each.epochs)
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = converted(network, plan, examples)
-        weights = list(variational_weights(network))
         ending = Ending(network, examples, plan, None, lambda _: Figures())
-        nothing = {each.name: QuantizedTensor(np.zeros(each.theta.shape, np.uint8), np.zeros(1)) for each in weights}
-        floor = ending.form(teacher).size(nothing)
-        tensors = {each.name: (each.theta.numel(), each.strength) for each in weights}
-        # Closing phases train the same network; their steps take no longer than those before them.
-        closing = plan.closing.epochs * (1 + len(at_rates(plan, rates, None)))
-        phases = list(plan.phases)
-        if phases:
-            phases[-1] = dataclasses.replace(phases[-1], epochs=phases[-1].epochs + closing)
+        floor = _floor(network, teacher, ending, target)
+        tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
+        work = _Work.of(plan, target, len(further), clock.has_classes(teacher))
+        seconds += work.seconds(clock, network, teacher, ending)
+    return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware), work.attempts)
+
+
+def _floor(network: nn.Module, teacher: nn.Module, ending: Ending, target: Target | None) -> int:
+    """The file with every Gaussian weight of `network` at zero.
+
+    Raises:
+        TargetError: even that has more bytes than the target allows.
+    """
+    shapes = {each.name: each.theta.shape for each in variational_weights(network)}
+    nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
+    size = ending.form(teacher).size
+    budget = None if target is None else target.budget(parameter_count(teacher))
+    if budget is not None:
+        largest_within(nothing, Posterior.of(network), size, budget)
+    return size(nothing)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is trained, at most, once the network is a given one."""
+
+    #: Trainings, each of all phases.
+    attempts: int
+    #: Closing phases, of all trainings together.
+    closings: int
+
+    @classmethod
+    def of(cls, plan: Recipe, target: Target | None, further: int, has_classes: bool) -> "_Work":
+        """As `Ending` and the path around it try files."""
+        finer = len(targets.FINER) + 1
+        if target is not None and target.budget(1) is None:
+            return cls(compressing.ATTEMPTS, compressing.ATTEMPTS * (targets.TRIALS + finer) + len(targets.FINER))
+        if target is not None:
+            return cls(1, 1)
+        trials = plan.quantization.rate_trials
+        # What says numbers may need finer values than the recipe has.
+        return cls(1, (1 + trials if trials else 1) + (0 if has_classes else finer) + further)
+
+    def seconds(self, clock: "_Clock", network: nn.Module, teacher: nn.Module, ending: Ending) -> float:
+        """That it takes, by the first steps of each phase."""
+        plan = ending.settings
+        phases, closing = [phase for phase in plan.phases if phase.epochs], plan.closing
         starts = ending.starts(teacher)
-        seconds += sum(clock.measure(network, phase, starts, teacher) for phase in phases if phase.epochs)
-    return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware))
+        taken = [clock.measure(network, phase, starts, teacher) for phase in phases]
+        total = self.attempts * sum(taken)
+        if not closing.epochs:
+            return total
+        if phases:
+            # Closing phases train the same network; their steps take no longer than those before them.
+            return total + self.closings * closing.epochs * taken[-1] / phases[-1].epochs
+        trained = copy.deepcopy(teacher).requires_grad_()
+        return total + self.closings * clock.measure(trained, closing, {}, teacher)
 
 
 class _Enough(Exception):
@@ -170,6 +246,12 @@ class _Clock:
             first = (0, began)
         a_step = (moments[-1][1] - first[1]) / (moments[-1][0] - first[0])
         return phase.epochs * (a_step * self._steps(n_data) + self._evaluation(network))
+
+    def has_classes(self, network: nn.Module) -> bool:
+        """Whether an accuracy is measured, or nothing is."""
+        if self.validation is None:
+            return True
+        return self.judge(network, _first(self.validation, TIMED)).accuracy is not None
 
     def _steps(self, n_data: int) -> int:
         """In an epoch."""

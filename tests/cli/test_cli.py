@@ -455,6 +455,8 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
         (["--min-ratio", "0"], "min_ratio must be at least 1"),
         (["--max-metric-drop", "1"], "name it with --metric"),
         (["--metric", "nonsense"], "there is no metric 'nonsense'"),
+        (["--set", "quantization.curvature=1"], "quantization.curvature says what moves cost"),
+        (["--set", "l2.epochs=0", "--pretrain"], "has no pretraining"),
         (["--augment", "turn"], "augment can't be 'turn'"),
         (["--mixed-precision", "fp4"], "mixed precision must be one of no, bf16, not fp4"),
     ],
@@ -463,6 +465,13 @@ def test_a_dry_run_finds_the_typos_that_a_run_would(run, options, message):
     done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", *options)
     assert done.returncode == 2
     assert message in done.stderr
+    assert not done.stdout
+
+
+def test_a_dry_run_says_what_can_not_be_reached(run):
+    done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", "--recipe", "quick", "--max-bytes", 10)
+    assert done.returncode == 1
+    assert "10 bytes" in done.stderr
     assert not done.stdout
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from bayeszip.fitting import Judge, Likelihood, Watcher
+    from bayeszip.fitting import Judge, Watcher
     from bayeszip.fitting.batches import Loader
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import Loaders, Reported
@@ -236,17 +236,18 @@ def compress(
         max_metric_drop=max_metric_drop,
     )
     way = _way(chosen, goal, further, metric, augment, mixed_precision)
-    _check_judged(chosen, goal, metric, hold_out)
+    if pretrain is None:
+        pretrain = model in models.BUILT_IN and weights is None
+    _check_options(chosen, goal, way, hold_out, pretrain)
     checkpoints = _checkpointing(run, checkpoint_every, keep, force)
     target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
     if not dry_run:
         _check_places(output, run, further)
     network = _network(model, seed, weights)
-    if pretrain is None:
-        pretrain = model in models.BUILT_IN and weights is None
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
-        _show_preview(network, loaders, chosen, judged_by, target, pretrain, further, as_json)
+        asked = {"recipe": chosen, "loss": judged_by, "metric": way["metric"], "rates": further, **goal}
+        _show_preview(network, loaders, target, pretrain, asked, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
@@ -313,14 +314,18 @@ def _way(
     }
 
 
-def _check_judged(recipe: "Recipe", goal: dict[str, Any], metric: str | None, hold_out: bool) -> None:
-    """Refuse what only validation data can tell, where none are held out."""
-    kept = ("max_accuracy_drop", "max_loss_increase", "max_metric_drop")
-    asked = {f"--{name.replace('_', '-')}": goal[name] for name in kept}
-    asked |= {"--metric": metric, "quantization.rate_trials": recipe.quantization.rate_trials or None}
-    measured = [name for name, value in asked.items() if value is not None]
-    if measured and not hold_out:
-        raise RecipeError(f"{measured[0]} is measured on validation images; drop it, or --no-hold-out")
+def _check_options(recipe: "Recipe", goal: dict[str, Any], way: dict[str, Any], hold_out: bool, pretrain: bool) -> None:
+    """Refuse what `compressing.compress` would, before data are loaded; in the words of the command line."""
+    from bayeszip.compressing import check_options, needing_validation
+    from bayeszip.targets import Target
+
+    target, metric = Target.of(**goal), way["metric"]
+    if (name := needing_validation(recipe, target, metric)) and not hold_out:
+        name = name if "." in name else f"--{name.replace('_', '-')}"
+        raise RecipeError(f"{name} is measured on validation images; drop it, or --no-hold-out")
+    check_options(
+        recipe.scaled(), target=target, metric=metric, validated=hold_out, rates=way["rates"], pretrain=pretrain
+    )
 
 
 def _strengths(given: list[str] | None) -> dict[str, float] | None:
@@ -369,26 +374,15 @@ def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, 
 def _show_preview(
     network: "nn.Module",
     loaders: "Loaders",
-    recipe: "Recipe",
-    loss: "Likelihood",
     device: "torch.device",
     pretrain: bool,
-    rates: Sequence[float],
+    asked: dict[str, Any],
     as_json: bool,
 ) -> None:
     """What the command would do without --dry-run."""
     from bayeszip.previewing import preview
 
-    found = preview(
-        network,
-        loaders.train,
-        val_loader=loaders.validation,
-        recipe=recipe,
-        loss=loss,
-        device=device,
-        pretrain=pretrain,
-        rates=rates,
-    )
+    found = preview(network, loaders.train, val_loader=loaders.validation, device=device, pretrain=pretrain, **asked)
     typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 
 
