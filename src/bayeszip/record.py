@@ -4,10 +4,12 @@ A run's folder holds `result.json` (figures, recipe and history), `snapshots.jso
 `report.txt` and `net.bayz`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from bayeszip.fitting.batches import Loader
 from bayeszip.result import Fit, Result
 
 __all__ = ["file_figures", "run_record", "size_figures", "write_record"]
+
+#: The files of a record, in the order in which they are removed.
+RECORD = ("result.json", "report.txt", "net.bayz")
 
 
 def file_figures(
@@ -98,6 +103,8 @@ def write_record(
 ) -> None:
     """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
 
+    Records of other rates, which an earlier training left there, are removed.
+
     Args:
         others: the figures of the result's others; each has its record in a folder `rate=…` below, and a line here.
 
@@ -110,8 +117,20 @@ def write_record(
         record.setdefault("others", []).append({"rate": other.rate, **own})
     write_atomically(target / "net.bayz", result.blob)
     write_atomically(target / "report.txt", result.report().encode())
+    _remove_others(target, {f"rate={other.rate:g}" for other in result.others})
     # Last: where it is, the others are too.
     write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    """The records `rate=…` in `folder` but those that are kept; of each the files that a record has, and no more."""
+    for old in folder.glob("rate=*"):
+        if old.name in kept or old.is_symlink() or not (old / "result.json").is_file():
+            continue
+        with contextlib.suppress(OSError):  # a file that is somebody else's keeps its folder
+            for name in RECORD:
+                (old / name).unlink(missing_ok=True)
+            old.rmdir()
 
 
 def _rounded(figures: Any) -> Any:

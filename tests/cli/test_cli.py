@@ -194,6 +194,19 @@ def test_further_rates_give_further_files(run, folder):
     assert again.stdout.splitlines()[-1].endswith("written to several-rate=1000.bayz")
 
 
+def test_records_of_other_rates_do_not_outlive_their_training(run, folder):
+    """What is not a record, or has something of the user's beside it, stays."""
+    options = ("--set", "closing.epochs=0", "--run", "again")
+    assert run(*compress_arguments("again.bayz", "--rates", "1,2,3", *options)).returncode == 0
+    kept = folder / "again"
+    (kept / "rate=mine").mkdir()
+    (kept / "rate=2" / "notes").write_text("mine")
+    assert run(*compress_arguments("again.bayz", "--rates", "4", *options)).returncode == 0
+    assert sorted(each.name for each in kept.glob("rate=*")) == ["rate=2", "rate=4", "rate=mine"]
+    assert [each.name for each in (kept / "rate=2").iterdir()] == ["notes"]
+    assert {each.name for each in (kept / "rate=4").iterdir()} == {"result.json", "report.txt", "net.bayz"}
+
+
 def test_own_loaders_and_the_report_in_words(run, folder):
     arguments = compress_arguments("own.bayz")
     arguments[arguments.index("idx:images")] = "nets:loaders"
