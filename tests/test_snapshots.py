@@ -163,3 +163,8 @@ def test_weights_are_drawn_in_the_units_of_the_mixture(tmp_path):
         expected, _ = np.histogram(seen.numpy(), BINS, (-moment.reach, moment.reach))
         assert list(moment.counts) == expected.tolist()
         assert moment.reach == pytest.approx(1.02 * seen.abs().max().item(), rel=1e-3)
+
+
+def test_a_finding_is_left_to_those_who_show_it(tmp_path, caplog):
+    SnapshotRecorder(tmp_path / "snapshots.json").on_finding("it is broken")
+    assert not caplog.text

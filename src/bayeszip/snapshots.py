@@ -142,6 +142,9 @@ class SnapshotRecorder(Watcher):
         if stats.epoch in (stats.epochs // 2, stats.epochs):
             self._take(stats.epoch, course)
 
+    def on_finding(self, message: str) -> None:
+        """Said by others; it is about the weights alone."""
+
     def _take(self, epoch: int, course: Course) -> None:
         if not course.weights:
             return

@@ -362,6 +362,11 @@ def test_a_sweep_in_which_nothing_succeeds_ends(plan, tmp_path, monkeypatch):
         work(plan, opened(f"journal:{tmp_path}/study", trials=50), tmp_path, lambda found: None)
 
 
+def test_a_finding_is_left_to_those_who_show_it(caplog):
+    PruningWatcher([], 0.25).on_finding("it is broken")
+    assert not caplog.text
+
+
 def test_an_interrupted_trial_is_left_to_the_next(plan, tmp_path, monkeypatch):
     def outcome(number, pruning):
         if number == 1:

@@ -61,6 +61,9 @@ class PruningWatcher(Watcher):
         if self._margin and any(is_hopeless(here, rival, self._margin) for rival in self._rivals):
             raise Pruned
 
+    def on_finding(self, message: str) -> None:
+        """Nothing: a trial's record has its warnings, and a display, where there is one, shows them."""
+
 
 def is_hopeless(here: Milestone, rival: Sequence[Milestone], margin: float) -> bool:
     """Whether a rival was better by the margin, in error and in bytes, at the same point.
