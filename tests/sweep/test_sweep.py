@@ -637,6 +637,39 @@ def test_a_sweep_is_not_given_the_third_of_a_factory_s_loaders(folder, run, tmp_
     assert status == 0, errors
 
 
+NUMBERS = """
+import torch
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 1))
+
+def loaders():
+    batches = [(torch.randn(16, 1, 8, 8), torch.randn(16, 1)) for _ in range(3)]
+    return batches, batches[:1]
+"""
+
+
+def test_a_network_without_classes_is_refused_before_the_first_trial(folder, run, tmp_path):
+    (folder / "numbers_of_a_sweep.py").write_text(NUMBERS)
+    more = ("--data", "numbers_of_a_sweep:loaders")
+    status, _, errors = run(*arguments(tmp_path / "out", 2, *more, model="numbers_of_a_sweep:net"))
+    assert status == 1
+    assert "outputs are (2, 1) and targets (2, 1), which are no classes" in " ".join(errors.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_of_failed_trials_alone_is_a_failure(folder, run, tmp_path, monkeypatch):
+    def fails(*_):
+        raise TrainingError("the loss is not finite")
+
+    monkeypatch.setattr(worker, "_compress", fails)
+    status, output, errors = run(*arguments(tmp_path / "out", 2))
+    assert status == 1
+    assert "no trial succeeds; the last says: the loss is not finite" in errors
+    assert not output
+
+
 def test_a_fault_of_all_workers_is_told_once(folder, run, tmp_path):
     fails = 'if multiprocessing.parent_process(): raise ValueError("lost")'
     loaders = LOADERS.replace("torch.manual_seed(0)", fails)

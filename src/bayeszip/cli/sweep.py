@@ -81,7 +81,7 @@ def sweep(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Compress a network many times under varied settings, and keep the front of error and bytes.
+    """Compress a network that tells classes many times under varied settings, and keep the front of error and bytes.
 
     Run the same command again to go on after an interruption, with more --trials to add some, or on further machines at
     the same time to share the work; --jobs runs several trials at a time here. The front is one on validation data; the
@@ -96,7 +96,7 @@ def sweep(
     from bayeszip.files import create_folder
     from bayeszip.processes import untouched_device
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.sweep import Plan, front_of, parse_dimensions, write_front
+    from bayeszip.sweep import Plan, check_classes, check_success, front_of, parse_dimensions, write_front
 
     if local_rank() is not None:
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
@@ -106,7 +106,8 @@ def sweep(
         pretrain = model in models.BUILT_IN and weights is None
     device = untouched_device(device) if jobs > 1 else str(resolve_device(device))
     prepare = _Preparation(model, weights, data, seed, device)
-    replace(prepare, device="cpu")(chosen)  # what can't be had is told here, once, and not by every trial
+    # What can't be had, or measured, is told here, once, and not by every trial.
+    check_classes(*replace(prepare, device="cpu")(chosen))
     create_folder(folder)
     plan = Plan(chosen, dimensions, prepare, pretrain, seed, device, margin)
     facts = {"model": model, "data": data, "weights": None if weights is None else str(weights), **plan.facts()}
@@ -117,6 +118,7 @@ def sweep(
         share.work(study)
     else:
         _work_side_by_side(share, jobs, console)
+    check_success(study)
     front = front_of(study)
     for line in write_front(front, folder):
         console.print(line, highlight=False, markup=False)

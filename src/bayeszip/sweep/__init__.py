@@ -3,7 +3,7 @@
 from bayeszip.sweep.front import Front, front_of, write_front
 from bayeszip.sweep.space import Dimension, grid_of, parse_dimensions
 from bayeszip.sweep.study import SharedStudy, open_study
-from bayeszip.sweep.worker import Outcome, Plan, work
+from bayeszip.sweep.worker import Outcome, Plan, check_classes, check_success, work
 
 __all__ = [
     "Dimension",
@@ -11,6 +11,8 @@ __all__ = [
     "Outcome",
     "Plan",
     "SharedStudy",
+    "check_classes",
+    "check_success",
     "front_of",
     "grid_of",
     "open_study",

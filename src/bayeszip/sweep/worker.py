@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from bayeszip.compressing import compress
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
 from bayeszip.files import create_folder
 from bayeszip.fitting import Watcher
+from bayeszip.fitting.batches import called_with, checked_batch, mapped, running
+from bayeszip.fitting.outputs import class_dim, predictions, shape_in_words
 from bayeszip.loaders import Loaders
+from bayeszip.modes import evaluating
 from bayeszip.progress import TrainingProgress, Watchers
 from bayeszip.recipe import Recipe
 from bayeszip.record import size_figures, write_record
@@ -25,7 +29,7 @@ from bayeszip.sweep.study import ERROR, SharedStudy
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Outcome", "Plan", "work"]
+__all__ = ["Outcome", "Plan", "check_classes", "check_success", "work"]
 
 #: If no trial ever succeeds, so many failures are enough to know.
 HOPELESS_FAILURES = 3
@@ -98,9 +102,40 @@ def work(
             study.give_back(trial)
             raise
         on_outcome(outcome)
-        failed = study.finished("FAIL")
-        if len(failed) >= HOPELESS_FAILURES and not study.finished("COMPLETE", "PRUNED"):
-            raise TrainingError(f"no trial succeeds; the last says: {failed[-1].user_attrs[ERROR]}")
+        check_success(study, HOPELESS_FAILURES)
+
+
+def check_success(study: SharedStudy, failures: int = 1) -> None:
+    """Refuse a study that has so many failures, and nothing else.
+
+    Raises:
+        TrainingError: says what the last of them said.
+    """
+    failed = study.finished("FAIL")
+    if len(failed) >= failures and not study.finished("COMPLETE", "PRUNED"):
+        raise TrainingError(f"no trial succeeds; the last says: {failed[-1].user_attrs[ERROR]}")
+
+
+@torch.no_grad()
+def check_classes(network: nn.Module, loaders: Loaders) -> None:
+    """Refuse, before any trial, what has no error to weigh bytes against.
+
+    Raises:
+        DataError: there are no validation data, or their targets are no classes of the network's.
+    """
+    first = None if loaders.validation is None else next(iter(loaders.validation), None)
+    if first is None:
+        raise DataError("a sweep measures the error on validation data; the loaders give none")
+    batch, device = checked_batch(first), next(network.parameters()).device
+    inputs, targets = (mapped(part, lambda each: each[:2].to(device)) for part in (batch.inputs, batch.targets))
+    with evaluating(network), running("the first batch of validation"):
+        outputs = called_with(network, inputs)
+    if class_dim(predictions(outputs), targets) is None:
+        raise DataError(
+            "a sweep weighs bytes against the share of wrong classes, but for two examples outputs are "
+            f"{shape_in_words(outputs)} and targets {shape_in_words(targets)}, which are no classes; for other tasks "
+            "use compress, with --loss and --rates"
+        )
 
 
 def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, show: bool) -> Outcome:
@@ -151,7 +186,7 @@ def _compress(plan: Plan, settings: dict[str, str], pruning: PruningWatcher, sho
 
 def _accuracy(result: Result) -> float:
     if result.accuracy is None:
-        raise DataError("a sweep measures the error on validation data; the loaders give none")
+        raise DataError("a sweep measures the error in classes on validation data; there was none to measure")
     return result.accuracy
 
 
