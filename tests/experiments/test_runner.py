@@ -326,6 +326,15 @@ def test_the_command_shows_the_committed_records(command):
         (["table", "--jobs", "0"], 2, "--jobs"),
         (["frieze"], 2, "frieze"),
         (["table", "--render"], 2, "give nothing else with it"),
+        (
+            ["--render", "--only", "x", "--seeds", "1", "--take", "out"],
+            2,
+            "--seeds, --only, --take: --render writes all",
+        ),
+        (["--again", "out"], 2, "--again: without an experiment they are only listed; name one"),
+        (["--take", "out"], 2, "--take: without an experiment they are only listed; name one"),
+        (["table", "--take", "out", "--again", "out", "--seeds", "1"], 2, "--again, --seeds: --take DIR takes all"),
+        (["table", "--device", "cpu"], 2, "--device: that is for runs that are trained; add --again DIR"),
     ],
 )
 def test_a_mistake_gets_a_line_and_no_traceback(command, tmp_path, monkeypatch, words, status, message):

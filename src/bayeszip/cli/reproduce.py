@@ -84,13 +84,24 @@ def reproduce(
     from bayeszip.experiments import EXPERIMENTS
     from bayeszip.experiments.pages import checkout
     from bayeszip.experiments.pages import render as render_pages
-    from bayeszip.experiments.records import read
     from bayeszip.experiments.records import take as take_records
-    from bayeszip.experiments.runs import named, parse_seeds
+    from bayeszip.experiments.runs import parse_seeds
 
+    given = {
+        "an experiment": what is not None,
+        "--again": again is not None,
+        "--seeds": seeds is not None,
+        "--jobs": jobs != 1,
+        "--only": bool(only),
+        "--data": bool(data),
+        "--epochs-scale": epochs_scale != 1,
+        "--device": device != "auto",
+        "--sealed": sealed,
+        "--take": take is not None,
+        "--render": render,
+    }
+    _check_used([name for name, is_given in given.items() if is_given])
     if render:
-        if what is not None or again is not None:
-            raise RecipeError("--render writes all pages from the committed records; give nothing else with it")
         render_pages(checkout())
         return
     if what is None:
@@ -103,17 +114,7 @@ def reproduce(
         typer.echo(f"{len(taken)} records taken; bayeszip reproduce --render writes them into the pages")
         return
     if again is None:
-        if seeds is not None or epochs_scale != 1 or jobs != 1 or data or sealed:
-            options = "--seeds, --jobs, --data, --sealed and --epochs-scale"
-            raise RecipeError(f"{options} are for runs that are trained; add --again DIR")
-        folder = checkout() / "results" / experiment.name
-        names = [name for name in read(folder) if named(name, only)]
-        if not names:
-            if only:
-                raise RecipeError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
-            raise DataError(f"no run of {experiment.name} has been recorded yet; --again DIR trains them")
-        _show(experiment, folder, names)
-        typer.echo(f"\n{len(names)} runs, from their records in {folder}; to train them yourself, add --again DIR")
+        _show_recorded(experiment, checkout() / "results" / experiment.name, only)
         return
     from bayeszip.experiments.runner import carry_out
 
@@ -123,6 +124,36 @@ def reproduce(
     carry_out(experiment, runs, again, jobs=jobs, device=device, data=data or ())
     _show(experiment, again / experiment.name, [name for run in runs for name in run.endings])
     typer.echo(f"\nrecords and files are in {again / experiment.name}")
+
+
+def _check_used(given: list[str]) -> None:
+    """Refuse what the command would ignore, by what else was given."""
+    if "--render" in given:
+        used, remedy = {"--render"}, "--render writes all pages from the committed records; give nothing else with it"
+    elif "an experiment" not in given:
+        used, remedy = set(), "without an experiment they are only listed; name one, such as table"
+    elif "--take" in given:
+        used, remedy = {"an experiment", "--take"}, "--take DIR takes all that --again DIR has left; give it alone"
+    elif "--again" in given:
+        return
+    else:
+        used, remedy = {"an experiment", "--only"}, "that is for runs that are trained; add --again DIR"
+    if unused := [name for name in given if name not in used]:
+        raise RecipeError(f"{', '.join(unused)}: {remedy}")
+
+
+def _show_recorded(experiment: "Experiment", folder: Path, only: str) -> None:
+    """The table of the runs that have a record in `folder`."""
+    from bayeszip.experiments.records import read
+    from bayeszip.experiments.runs import named
+
+    names = [name for name in read(folder) if named(name, only)]
+    if not names and only:
+        raise RecipeError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
+    if not names:
+        raise DataError(f"no run of {experiment.name} has been recorded yet; --again DIR trains them")
+    _show(experiment, folder, names)
+    typer.echo(f"\n{len(names)} runs, from their records in {folder}; to train them yourself, add --again DIR")
 
 
 def _show(experiment: "Experiment", folder: Path, names: list[str]) -> None:
