@@ -191,6 +191,16 @@ def test_options_that_contradict_each_other(options, error, message):
         compress(mlp(), [clouds()], **options)
 
 
+@pytest.mark.parametrize("loss", [F.cross_entropy, "cross-entropy", nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("call", [compress, lambda *given, **more: bayeszip.preview(*given, recipe=SHORT, **more)])
+def test_a_cross_entropy_over_one_class_is_refused(loss, call):
+    """It is always 0, so training would prune all that the network knows."""
+    inputs, labels = clouds()
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 1))
+    with pytest.raises(RecipeError, match=r"one output for each example.*loss= \(--loss\)"):
+        call(network, [(inputs, labels[:, None].float())], loss=loss)
+
+
 def test_pretraining_that_there_is_not():
     bare = recipe("quick").override("l2.epochs=0")
     with pytest.raises(RecipeError, match="quick has no pretraining"):
@@ -274,6 +284,10 @@ def test_losses_and_metrics_on_the_command_line(toys, loss):
     assert json.loads(again.stdout)["loss"] == pytest.approx(figures["loss"], rel=1e-4)
     words = run("evaluate", "net.bayz", "--data", "toys:loaders", "--loss", loss, "--metric", "toys:far")
     assert words.stdout.startswith(f"loss {figures['loss']:.4g}, far ")
+    alone = json.loads(run("evaluate", "net.bayz", "--data", "toys:loaders", "--metric", "toys:far", "--json").stdout)
+    assert "loss" not in alone, "nobody asked for one"
+    assert alone["far"] == pytest.approx(json.loads(again.stdout)["far"])
+    assert run("evaluate", "net.bayz", "--data", "toys:loaders", "--metric", "toys:far").stdout.startswith("far ")
 
 
 @pytest.mark.parametrize(

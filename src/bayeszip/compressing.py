@@ -63,7 +63,7 @@ from bayeszip.fitting.engine import Engine, told
 from bayeszip.fitting.keeper import Checkpointing, Keeper
 from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.likelihood import Loss
-from bayeszip.fitting.outputs import names_in
+from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph.storable import check_storable, unwrapped
@@ -587,6 +587,7 @@ def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge
     examples, device = in_order(network, inputs), next(network.parameters()).device
     with evaluating(network), running("the first batch"):
         outputs = network(*(tensor.to(device) for tensor in examples))
+    _check_one_output(outputs, judge)
     arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
 
@@ -600,6 +601,18 @@ def _checked_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not -(2**63) <= int(seed) < 2**64:
         raise RecipeError(f"seed must be a whole number of at most 64 bits, not {seed!r}")
     return int(seed)
+
+
+def _check_one_output(outputs: Any, judge: Judge) -> None:
+    """Refuse a cross-entropy over one class: it is 0 whatever the network says, so nothing would hold its weights."""
+    function = None if judge.likelihood is None else judge.likelihood.function
+    found = predictions(outputs)
+    is_entropy = function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss)
+    if is_entropy and found is not None and found.dim() == 2 and found.shape[1] == 1:
+        raise RecipeError(
+            "the network has one output for each example, and a cross-entropy over one class is always 0; say what it "
+            "is trained on, with loss= (--loss): mse for a number, bce for one of two classes, or a function"
+        )
 
 
 @contextlib.contextmanager

@@ -35,13 +35,14 @@ def file_figures(
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's.
 
     Args:
-        judge: measures loss and metric too, and an accuracy only where there are classes.
+        judge: measures loss and metric too, if it has them, and an accuracy only where there are classes.
     """
     if judge is None:
         return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
     found = judge(network, test, cast=True)
     metric = {judge.metric.name: found.metric} if judge.metric is not None else {}
-    return {"accuracy": found.accuracy, "loss": found.loss, **metric, **size_figures(description)}
+    loss = {"loss": found.loss} if judge.likelihood is not None else {}
+    return {"accuracy": found.accuracy, **loss, **metric, **size_figures(description)}
 
 
 def size_figures(description: Description) -> dict[str, Any]:

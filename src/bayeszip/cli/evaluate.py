@@ -48,14 +48,15 @@ def evaluate(
     network = loading.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
     judge = None
     if loss is not None or metric is not None:
-        judge = Judge(named_loss(loss or "cross-entropy"), None if metric is None else named_metric(metric))
+        # A loss that nobody asked for may be none of the file's: a cross-entropy of numbers, say.
+        judge = Judge(None if loss is None else named_loss(loss), None if metric is None else named_metric(metric))
     figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target).loader, judge)
     if as_json:
         typer.echo(json.dumps(figures))
     else:
         quality = [] if figures["accuracy"] is None else [f"accuracy {100 * figures['accuracy']:.2f} %"]
         measured = ("loss", judge.metric.name if judge and judge.metric else "loss")
-        quality += [f"{name} {figures[name]:.4g}" for name in dict.fromkeys(measured) if name in figures]
+        quality += [f"{name} {figures[name]:.4g}" for name in dict.fromkeys(measured) if figures.get(name) is not None]
         typer.echo(
             f"{', '.join(quality)}, {figures['bytes']:,} bytes, "
             f"{figures['ratio']:.1f} times smaller than {figures['params']:,} parameters in float32"
