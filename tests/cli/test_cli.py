@@ -357,6 +357,13 @@ def test_recipes_are_listed_printed_and_explained(run):
     assert "PHASE.tau1" in run("recipes", "--settings").stdout
 
 
+def test_a_recipe_and_the_settings_of_all_are_not_asked_for_at_once(run):
+    done = run("recipes", "quick", "--settings")
+    assert done.returncode == 2
+    assert "give it without quick" in done.stderr
+    assert not done.stdout
+
+
 def test_every_command_has_help_with_an_example(run):
     listed = run("--help").stdout
     for name in ("compress", "evaluate", "info", "recipes"):
@@ -470,6 +477,9 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
         (["--metric", "nonsense"], "there is no metric 'nonsense'"),
         (["--set", "quantization.curvature=1"], "quantization.curvature says what moves cost"),
         (["--set", "l2.epochs=0", "--pretrain"], "has no pretraining"),
+        (["--strength", "2"], "write strengths as PATTERN=FACTOR, not '2'"),
+        (["--strength", "=2"], "write strengths as PATTERN=FACTOR"),
+        (["--strength", "1=much"], "write strengths as PATTERN=FACTOR"),
         (["--augment", "turn"], "augment can't be 'turn'"),
         (["--mixed-precision", "fp4"], "mixed precision must be one of no, bf16, not fp4"),
     ],

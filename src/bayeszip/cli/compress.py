@@ -111,7 +111,7 @@ def compress(
             "--run",
             rich_help_panel=_RUN,
             help="A folder that receives the recipe, the training history, snapshots of the weights and the report, "
-            "and meanwhile the checkpoints.",
+            "and the checkpoints, of which the last stays there.",
         ),
     ] = None,
     resume: Annotated[
@@ -336,9 +336,12 @@ def _strengths(given: list[str] | None) -> dict[str, float] | None:
     for text in given:
         pattern, _, factor = text.rpartition("=")
         try:
-            strengths[pattern] = float(factor)
+            number = float(factor)
         except ValueError:
-            raise RecipeError(f"write strengths as PATTERN=FACTOR, not {text!r}") from None
+            number = None
+        if not pattern or number is None:
+            raise RecipeError(f"write strengths as PATTERN=FACTOR, not {text!r}")
+        strengths[pattern] = number
     return strengths
 
 

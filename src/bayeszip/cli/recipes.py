@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from bayeszip.cli.base import command
+from bayeszip.errors import RecipeError
 
 __all__ = ["recipes"]
 
@@ -24,6 +25,8 @@ def recipes(
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.summary import as_text, facts_table
 
+    if name is not None and settings:
+        raise RecipeError(f"--settings explains the settings of all recipes; give it without {name}")
     if name is not None:
         typer.echo(named_recipe(name).to_json(), nl=False)
     elif settings:
