@@ -35,7 +35,10 @@ class EpochStats:
 
 
 class Watcher:
-    """Told what goes on; does nothing. Progress displays, logs and records derive from it."""
+    """Told what goes on. Progress displays, logs and records derive from it.
+
+    By itself it does nothing but pass on what must not get lost: `on_warning` warns, and `on_finding` logs.
+    """
 
     def on_phase(self, course: Course) -> None:
         """Before the first step of a phase, with the network and the terms it starts from."""
