@@ -19,7 +19,7 @@ from bayeszip.cli import app
 from bayeszip.errors import DataError, RecipeError, TargetError
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.records import file_of, is_of, read
-from bayeszip.fitting import Course, EpochStats, Phase, ResidentBatches, Watcher
+from bayeszip.fitting import Course, EpochStats, Figures, Phase, ResidentBatches, Watcher
 from bayeszip.fitting.course import Problem
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization, quantize
@@ -92,6 +92,14 @@ def test_a_ratio_is_a_byte_budget():
     result = compress(min_ratio=12.5)
     assert 12.5 <= result.ratio <= 12.5 / 0.95
     assert "at least 12.5 times smaller" in result.report()
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1.0, 1e9])
+def test_a_figure_is_kept_in_whatever_unit_it_comes(unit):
+    target = Target(max_loss_increase=0.05)
+    quality = target.quality(Figures(loss=unit), None)
+    assert quality.is_kept(Figures(loss=1.0499 * unit))
+    assert not quality.is_kept(Figures(loss=1.051 * unit))
 
 
 def test_an_accuracy_is_kept_with_a_small_file():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import bayeszip
 from bayeszip.cli import app
-from bayeszip.errors import DataError, RecipeError, TargetError
+from bayeszip.errors import DataError, RecipeError, TargetError, TrainingError
 from bayeszip.fitting import Watcher
 from bayeszip.fitting.evaluation import Figures, Judge, Metric
 from bayeszip.fitting.likelihood import Likelihood
@@ -161,6 +161,15 @@ def test_a_metric_that_collects():
     assert not metric.higher_is_better
     judge = Judge(None, metric)
     assert [judge(mlp(), [clouds()]).metric for _ in range(2)] == [128.0, 128.0]
+
+
+def test_a_metric_that_fails_is_named():
+    def fails(outputs, targets):
+        raise KeyError("no such thing")
+
+    batches = [(torch.randn(8, 3), torch.randint(2, (8,)))]
+    with pytest.raises(TrainingError, match="the metric fails on a batch"):
+        Judge(Likelihood.of("cross-entropy"), Metric.of(fails))(nn.Linear(3, 2), batches)
 
 
 def test_a_metric_is_kept():

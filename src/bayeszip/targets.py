@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ class Quality:
         return -math.inf if value is None or math.isnan(value) else self.sign * value
 
     def is_kept(self, figures: Figures | EpochStats) -> bool:
-        return self.score(figures) >= self.floor - 1e-9 * max(1.0, abs(self.floor))
+        # Nothing but rounding: figures come in any unit.
+        return self.score(figures) >= self.floor - 1e-9 * abs(self.floor)
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Target:
 def _known_to(name: str, value: float, targets: float | None) -> float:
     """How precisely a figure is known: what is less than that must not turn a strength."""
     if name != "accuracy":
-        return 1e-3 * max(abs(value), 1e-9)
+        return max(1e-3 * abs(value), sys.float_info.min)
     return max(1e-3, math.sqrt(value * (1 - value) / targets) if targets else 0.0)
 
 

@@ -93,6 +93,26 @@ def test_where_nothing_is_ignored_the_loss_is_the_same_to_the_last_bit():
     assert torch.equal(found(outputs, labels), F.cross_entropy(outputs, labels))
 
 
+@pytest.mark.parametrize("loss", ["mse", "mae", nn.HuberLoss()])
+def test_targets_are_not_spread_over_all_examples(loss):
+    with pytest.raises(DataError, match=r"shape \(8, 1\) and targets \(8,\).*unsqueeze"):
+        Likelihood.of(loss).plain(noise(8, 1), noise(8))
+    assert Likelihood.of(loss).plain(noise(8, 1), noise(8, 1)) == 0
+
+
+def test_a_class_is_no_loss():
+    with pytest.raises(RecipeError, match=r"CrossEntropyLoss\(\)"):
+        Likelihood.of(nn.CrossEntropyLoss)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
+def test_the_unit_of_numbers_does_not_matter(unit):
+    targets, outputs = noise(64, 4), noise(64, 4) + 0.1 * noise(64, 4, seed=1)
+    found = Likelihood.of("mse").estimated(Copy(), [(outputs * unit, targets * unit)])
+    alike = Likelihood.of("mse").estimated(Copy(), [(outputs, targets)])
+    assert found(outputs * unit, targets * unit).item() == pytest.approx(alike(outputs, targets).item(), rel=1e-4)
+
+
 def test_a_network_that_is_exact_does_not_make_the_noise_vanish():
     inputs = noise(64, 4)
     found = Likelihood.of("mse").estimated(Copy(), [(inputs, inputs)])

@@ -288,14 +288,13 @@ def count_batches(loader: Loader) -> int:
 
 
 @contextlib.contextmanager
-def running(where: str) -> Iterator[None]:
-    """What the caller's network or loss can't do with the caller's data, with a name on it."""
+def running(where: str, what: str = "the network or its loss") -> Iterator[None]:
+    """What the caller's network, loss or metric can't do with the caller's data, with a name on it."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # torch's words where BatchNorm is shown one example alone.
         lonely = "Expected more than 1 value per channel" in str(error)
-        remedy = "leave out a last batch of one example (drop_last)" if lonely else "check that they fit the data"
-        raise TrainingError(
-            f"{where}: the network or its loss fails on a batch; {remedy}. {type(error).__name__}: {error}"
-        ) from error
+        alone = "norms need several examples: take larger batches, or leave out a last batch of one example (drop_last)"
+        remedy = alone if lonely else "check that they fit the data"
+        raise TrainingError(f"{where}: {what} fails on a batch; {remedy}. {type(error).__name__}: {error}") from error

@@ -147,9 +147,10 @@ class Judge:
                     outputs = restored(outputs, self.names)
                     if loss is not None:
                         loss(outputs, targets)
-                    if metric is not None:
-                        metric(outputs, targets)
                     sums.add(outputs, targets)
+                if metric is not None:
+                    with running("evaluation", "the metric"):
+                        metric(outputs, targets)
         if not sums.batches:
             raise DataError("there is nothing to evaluate on: the data gave no batch")
         value = None if self.metric is None else self.metric.end(metric)

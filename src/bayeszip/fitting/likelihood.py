@@ -70,8 +70,8 @@ BATCHES = 64
 EXACT = 1e-4
 #: The class that torch's losses ignore unless they are told another.
 IGNORED = -100
-#: Below this a mean loss is taken for zero.
-LEAST = 1e-12
+#: Below this a mean loss is taken for zero, whatever its unit: float32 has hardly anything left there.
+LEAST = 1e-30
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class Likelihood:
             return cls.of(LOSSES[loss])
         if not callable(loss):
             raise RecipeError(f"loss must be a function of outputs and targets, not {type(loss).__name__}")
+        if isinstance(loss, type):
+            raise RecipeError(f"loss must be a function of outputs and targets, not a class: {loss.__name__}()")
         reduction = getattr(loss, "reduction", "mean")
         if isinstance(loss, nn.Module) and reduction != "mean":
             raise RecipeError(f"{type(loss).__name__}(reduction={reduction!r}): a loss must be a mean over the batch")
@@ -117,9 +119,9 @@ class Likelihood:
         """The loss as its owner knows it.
 
         Raises:
-            DataError: it is not one number, or nobody knows which of the outputs it is about.
+            DataError: it is not one number, nobody knows which of the outputs it is about, or shapes don't fit.
         """
-        if self.kind == "unknown" or isinstance(outputs, Tensor):
+        if self.kind == "unknown":
             return _one_number(self.function(outputs, targets))
         found = predictions(outputs)
         if found is None:
@@ -127,6 +129,8 @@ class Likelihood:
                 f"the network returns {type(outputs).__name__}, of which the loss can't know what to take; give "
                 "loss=function(outputs, targets), or return it under the name logits"
             )
+        if self.kind in ("squared", "absolute"):
+            _check_alike(found, targets)
         return _one_number(self.function(found, targets))
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -225,6 +229,15 @@ class Likelihood:
 
 def _are_classes(targets: Tensor) -> bool:
     return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+
+
+def _check_alike(outputs: Tensor, targets: Any) -> None:
+    """Refuse what torch would spread out: each output would be held against the targets of all examples."""
+    if isinstance(targets, Tensor) and targets.shape != outputs.shape:
+        raise DataError(
+            f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}, but a loss of numbers "
+            "holds one against the other; bring them to one shape (targets.unsqueeze(1)?), or give a loss of your own"
+        )
 
 
 def _one_number(loss: Any) -> Tensor:
