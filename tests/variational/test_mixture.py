@@ -447,3 +447,16 @@ def test_units_are_saved_loaded_and_copied_with_the_term():
     for other in (loaded, copy.deepcopy(prior)):
         assert units_of(other) == units_of(prior) != {}
         assert torch.equal(other.cost(weights, 0.1)[0], prior.cost(weights, 0.1)[0])
+
+
+@pytest.mark.parametrize(("factor", "own"), [(1.0, False), (20.0, False), (1e3, True), (1e-4, True)])
+def test_layers_that_differ_a_hundredfold_have_units_of_their_own(factor, own):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        network[4].weight.copy_(network[2].weight[:2, :8] * factor)
+        network[0].weight.copy_(network[2].weight.t() * 0.5)
+    to_variational(network)
+    assert MixtureStart().by_layer(network) == own
+    assert not MixtureStart(units="network").by_layer(network)
+    assert (MixturePrior.start(network, MixtureStart()).units is not None) == own

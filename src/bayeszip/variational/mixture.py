@@ -31,6 +31,9 @@ __all__ = ["GaussianMixture", "MixturePrior", "MixtureSettings", "MixtureStart"]
 #: Units are held to what half precision holds well.
 _SMALLEST_UNIT, _LARGEST_UNIT = 2.0**-14, 2.0**15
 
+#: Layers whose weights differ so many times in size have units of their own, with norms or without.
+UNEVEN = 100
+
 #: The share of the weights that even seeding takes for outliers, at either end.
 OUTLIERS = 1e-3
 
@@ -46,7 +49,7 @@ class MixtureStart:
     units: str = setting(
         "auto",
         "shared values are in units of the whole network, or of each layer as a phase with reseed finds it; auto: of "
-        "each layer if there is a normalization layer",
+        "each layer if there is a normalization layer, or layers differ a hundredfold in size",
         choice("auto", "network", "layer"),
     )
     seeding: str = setting(
@@ -63,7 +66,17 @@ class MixtureStart:
 
     def by_layer(self, network: nn.Module) -> bool:
         """Whether the layers of a network have units of their own."""
-        return self.units == "layer" or (self.units == "auto" and any(map(is_norm, network.modules())))
+        if self.units != "auto":
+            return self.units == "layer"
+        return any(map(is_norm, network.modules())) or _is_uneven(network)
+
+
+@torch.no_grad()
+def _is_uneven(network: nn.Module) -> bool:
+    """Whether no one set of values could serve all matrices: the largest has `UNEVEN` times the smallest's weights."""
+    matrices = [weight.theta for weight in variational_weights(network) if weight.theta.dim() > 1]
+    sizes = [size for size in map(_root_mean_square, matrices) if size > 0]
+    return bool(sizes) and max(sizes) >= UNEVEN * min(sizes)
 
 
 @dataclass(frozen=True)
