@@ -93,6 +93,27 @@ def test_sizes_that_do_not_stay_free_are_told(caplog):
     assert ("takes inputs of the stated sizes alone" in caplog.text) is not free
 
 
+class Tagger(nn.Module):
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.read, self.tell = layer, nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tell(self.read(x)[0])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_a_sequence_of_outputs_is_as_long_as_its_inputs(layer, plain):
+    model = model_of(Tagger(layer(8, 6, batch_first=True)), torch.randn(4, 10, 8), {})
+    graph = onnx.load_from_string(to_onnx(model, plain=plain, input_names=["x"], output_names=["tags"])).graph
+    taken, given = (
+        [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in (graph.input[0], graph.output[0])
+    )
+    assert (taken, given) == (["batch", "x_1", 8], ["batch", "tags_1", 5])
+
+
 def test_names_must_be_as_many_as_there_are():
     model = model_of(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3), {})
     with pytest.raises(ModelError, match="has 1 inputs; 2 different names"):

@@ -78,8 +78,11 @@ def to_onnx(
         try:
             dims = [_free_dims(model, place) if free else [] for place in range(len(examples[0]))]
             proto = _exported(network, examples[0], dims, plain=plain, names=(input_names, output_names))
+            expected = [_computed(network, inputs) for inputs in examples]
+            _tell_sizes(proto, examples, expected)
             blob: bytes = (proto if plain else with_tables(proto, model, onnx)).SerializeToString()
-            _check(network, examples[1:], blob, runtime, max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps))
+            most = max(TOLERANCE, _ROUNDINGS * torch.finfo(dtype).eps)
+            _check(examples[1:], expected[1:], blob, runtime, most)
             return blob
         except ModelError as error:
             if not free:
@@ -104,11 +107,20 @@ def _inputs(model: CompressedModel, dtype: torch.dtype, seed: int, shapes: list[
     return tuple(each.to(dtype) if each.is_floating_point() else each for each in drawn)
 
 
+def _computed(network: Network, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
+    with torch.no_grad(), refusing("the network can't be run on random inputs", ModelError):
+        return [each.numpy() for each in outputs_of(network(*inputs))]
+
+
 def _check(
-    network: Network, batches: Sequence[tuple[Tensor, ...]], blob: bytes, runtime: ModuleType, most: float
+    batches: Sequence[tuple[Tensor, ...]],
+    expected: Sequence[Sequence[np.ndarray]],
+    blob: bytes,
+    runtime: ModuleType,
+    most: float,
 ) -> None:
-    for inputs in batches:
-        difference = _difference(network, inputs, blob, runtime)
+    for inputs, outputs in zip(batches, expected, strict=True):
+        difference = _difference(outputs, inputs, blob, runtime)
         if not difference <= most:
             raise ModelError(
                 f"onnxruntime's outputs differ from torch's by {difference:.3g}: this network can't be exported"
@@ -173,7 +185,35 @@ def _named(proto: Any) -> Any:
     return proto
 
 
-def _difference(network: Network, inputs: tuple[Tensor, ...], blob: bytes, runtime: ModuleType) -> float:
+def _tell_sizes(proto: Any, batches: Sequence[tuple[Tensor, ...]], expected: Sequence[Sequence[np.ndarray]]) -> None:
+    """Make sizes of outputs free that are stated and that the network doesn't keep to, under names of their own.
+
+    torch.onnx works the sizes of some outputs out wrong, such as a recurrent layer's: as a number, or as the size of
+    an input that they don't have.
+    """
+    known = [_sizes_by_name(proto, inputs) for inputs in batches]
+    wrong = False
+    for output, computed in zip(proto.graph.output, zip(*expected, strict=True), strict=True):
+        found = zip(*(each.shape for each in computed), strict=True)
+        for place, (dim, sizes) in enumerate(zip(output.type.tensor_type.shape.dim, found, strict=True)):
+            stated = [dim.dim_value if dim.HasField("dim_value") else each.get(dim.dim_param) for each in known]
+            if any(one is not None and one != other for one, other in zip(stated, sizes, strict=True)):
+                dim.dim_param, wrong = f"{output.name}_{place}", True
+    if wrong:  # then those of values within may be as wrong, and nobody needs them
+        del proto.graph.value_info[:]
+
+
+def _sizes_by_name(proto: Any, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+    """What the free sizes of a model are when it is given these inputs."""
+    return {
+        dim.dim_param: size
+        for each, tensor in zip(proto.graph.input, inputs, strict=True)
+        for dim, size in zip(each.type.tensor_type.shape.dim, tensor.shape, strict=True)
+        if dim.dim_param
+    }
+
+
+def _difference(expected: Sequence[np.ndarray], inputs: tuple[Tensor, ...], blob: bytes, runtime: ModuleType) -> float:
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is told by what it raises
     try:
@@ -181,9 +221,7 @@ def _difference(network: Network, inputs: tuple[Tensor, ...], blob: bytes, runti
     except Exception as error:  # onnxruntime has a class of its own for each kind
         reason = str(error).strip().splitlines()[-1]
         raise ModelError(f"onnxruntime can't run the network, try another dtype, such as float32: {reason}") from error
-    with torch.no_grad(), refusing("the network can't be run on random inputs", ModelError):
-        feed = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
-        expected = [each.numpy() for each in outputs_of(network(*inputs))]
+    feed = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
     try:
         results = session.run(None, feed)
     except Exception as error:  # as above
