@@ -1,5 +1,7 @@
 """Modules from files: names that are refused, tensors that keep their bits, classes that don't fit."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -197,6 +199,16 @@ def test_an_unknown_operator_is_named_with_its_layer():
 def test_control_flow_on_data_is_untraceable():
     with pytest.raises(UntraceableModel, match="_Branching"):
         trace(_Branching(), torch.ones(2, 4))
+
+
+def test_a_module_that_cannot_be_followed_is_told_by_the_error_alone(capfd, caplog):
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    with pytest.raises(UntraceableModel, match="_Branching"):
+        trace(_Branching(), torch.zeros(2, 4))
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (capfd.readouterr().err, told) == ("", [])
+    assert [logger.level for logger in loggers] == levels
 
 
 class _Packed(nn.Module):

@@ -3,9 +3,7 @@
 import importlib
 import logging
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +16,7 @@ from bayeszip.graph.families.base import Shape
 from bayeszip.graph.free import runnable_sizes
 from bayeszip.graph.onnx_tables import OPSET, with_tables
 from bayeszip.graph.proof import outputs_of, random_inputs
+from bayeszip.graph.quiet import quiet
 from bayeszip.graph.soundness import charge_run, refusing
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
@@ -146,7 +145,7 @@ def _exported(
     batch, auto = torch.export.Dim("batch"), torch.export.Dim.AUTO
     first, *more = ({0: batch, **dict.fromkeys(dims, auto)} for dims in free)
     shapes = (first, tuple(more)) if more else (first,)
-    with _quiet():
+    with quiet():
         try:
             program = torch.onnx.export(
                 network,
@@ -234,17 +233,3 @@ def _difference(expected: Sequence[np.ndarray], inputs: tuple[Tensor, ...], blob
         gap = np.abs(one.astype(np.float64) - other)[differs].max(initial=0.0)
         worst = max(worst, float(gap) / max(float(np.abs(one).max(initial=0.0)), 1e-30))
     return worst
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.onnx talks about packages that it doesn't need here."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -15,6 +15,7 @@ from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.families import ATEN
 from bayeszip.graph.lowering import Lowering, UnknownOperator
 from bayeszip.graph.proof import alike, one_precision, outputs_of
+from bayeszip.graph.quiet import quiet
 from bayeszip.graph.sizes import with_free_sizes
 from bayeszip.graph.state import dtype_of, from_state
 from bayeszip.graph.to_module import to_module
@@ -170,8 +171,7 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
     batch = Dim("batch", min=1, max=2**20)
     shapes = _like_arguments(module, [{0: batch} for _ in inputs])
     # Without gradients from the outset: parts of a module that switch them off then leave no trace of that.
-    with _in_eval(module), _plain_attention(), _plain_outputs(module), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _in_eval(module), _plain_attention(), _plain_outputs(module), torch.no_grad(), quiet():
         try:
             program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
             # Operators that write into their input may be taken for ordinary ones only if nobody else sees it.
