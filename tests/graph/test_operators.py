@@ -90,6 +90,20 @@ class CrossAttention(nn.Module):
         return self.layer(x, x.flip(1)[:, 1:], tgt_mask=mask, tgt_is_causal=True)
 
 
+class Masked(nn.Module):
+    """A mask, and no word on whether it is a causal one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        if isinstance(self.layer, nn.Transformer):
+            return self.layer(x.flip(1), x, tgt_mask=mask)
+        return self.layer(x, mask=mask)
+
+
 class ComputedWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,6 +183,11 @@ LAYERS: dict[str, tuple[nn.Module | Callable[..., Tensor], tuple[int, ...]]] = {
         Function(lambda x: x, nn.Sequential(nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 4, 8, batch_first=True))),
         SEQUENCE,
     ),
+    "a mask for an encoder": (
+        Masked(nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2)),
+        SEQUENCE,
+    ),
+    "a mask for a transformer": (Masked(nn.Transformer(6, 2, 1, 1, 8, batch_first=True)), SEQUENCE),
     "pixel shuffle": (nn.PixelShuffle(2), IMAGE),
     "channel shuffle": (nn.ChannelShuffle(2), IMAGE),
     "upsample nearest": (nn.Upsample(scale_factor=2), IMAGE),
@@ -342,3 +361,9 @@ def test_what_no_graph_can_say_is_named(function, shape, message):
 def test_the_list_the_rules_and_the_functions_are_one():
     assert set(RULES) == set(OPERATORS)
     assert sorted(OPERATOR_OF_OPCODE) == list(range(1, len(OPERATORS) + 1))
+
+
+def test_torch_asks_again_for_causal_masks_afterwards():
+    trace(nn.Linear(3, 2), torch.zeros(2, 3))
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    assert nn.modules.transformer._detect_is_causal_mask(mask)

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn.modules import transformer
 
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph.families import ATEN
@@ -245,10 +246,21 @@ def _plain_outputs(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention as ordinary operators, not as the fused inference kernel."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
+    """Attention as ordinary operators, not as the fused inference kernel, and masks as they are given.
+
+    Whether a mask is the causal one, torch asks its values, which a trace doesn't have. The answer only chooses a
+    faster kernel: taken as any other mask, it does the same.
+    """
+    enabled, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = _said_to_be_causal
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+        transformer._detect_is_causal_mask = detect
+
+
+def _said_to_be_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """In place of torch's function: what the caller says, and no where he says nothing."""
+    return is_causal is True
