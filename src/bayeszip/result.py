@@ -335,6 +335,7 @@ class Form:
         if how.norms == "fold" and not how.keep_indices:
             large, deviations = graph.fold_norms(large, _frozen(self._network))
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
+        small = graph.drop_unused_values(small)
         return graph.order_units(small) if self._ordered else small, deviations
 
     def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:

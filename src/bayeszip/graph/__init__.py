@@ -13,6 +13,7 @@ from bayeszip.graph.soundness import check_sound
 from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
 from bayeszip.graph.to_module import to_module
 from bayeszip.graph.trace import UntraceableModel, trace
+from bayeszip.graph.values import drop_unused_values
 
 __all__ = [
     "FLOATING",
@@ -25,6 +26,7 @@ __all__ = [
     "dense_tensors",
     "difference",
     "drop_dead_units",
+    "drop_unused_values",
     "fold_norms",
     "from_state",
     "load_into",
