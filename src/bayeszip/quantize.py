@@ -85,6 +85,9 @@ _TURNS = 3
 #: How far rounding to a type moves a value, at most, relative to it.
 _ROUNDING: dict[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
+#: What a grid's step, or base, and its values lie between.
+_FLOAT32 = np.finfo(np.float32)
+
 #: What a bit is worth in squared error, in units of a squared step; at a high rate 2 ln 2 / 12, where steps are fine.
 PRICE_OF_A_BIT = 0.1
 #: The same where values depend on each other, and their step is shorter.
@@ -419,8 +422,10 @@ def stepped(weights: np.ndarray, step: float, price: float = PRICE_OF_A_BIT) -> 
 
 def _fits_a_grid(weights: np.ndarray, step: float) -> bool:
     """Whether a uniform grid of this step can hold them."""
-    step = float(np.float32(step))
-    return step > 0 and float(np.abs(weights.astype(np.float64)).max(initial=0.0)) / step <= MAX_SYMBOLS // 2 - 1
+    if not _FLOAT32.smallest_normal <= step <= _FLOAT32.max:
+        return False
+    step, largest = float(np.float32(step)), float(np.abs(weights.astype(np.float64)).max(initial=0.0))
+    return largest + step <= float(_FLOAT32.max) and largest / step <= MAX_SYMBOLS // 2 - 1
 
 
 def dependent(weights: np.ndarray, step: float, price: float = PRICE_OF_A_DEPENDENT_BIT) -> QuantizedTensor:
@@ -460,12 +465,12 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
             if grid is not None and tensor.scale is not None and tensor.scale.grid is None:
                 rounded[name] = replace(tensor, scale=_on_log_grid(tensor.scale.dequantize(), grid))
         elif (of_norm := own.get(name)) is not None:
-            rounded[name] = _on_log_grid(tensor.values, of_norm)
+            rounded[name] = _on_log_grid(tensor.numbers(), of_norm)
         elif name in deviations and name not in own and _is_vector(tensor):
             step = _SPREAD * error * (deviations[name] or 1.0)
             # A shift that no grid of such steps holds stays as it is: coarser ones would move it further than `error`.
-            if _fits_a_grid(tensor.values, step):
-                rounded[name] = stepped(tensor.values, step)
+            if _fits_a_grid(tensor.numbers(), step):
+                rounded[name] = stepped(tensor.numbers(), step)
     return replace(model, tensors=rounded)
 
 
@@ -484,20 +489,20 @@ def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -
 
 
 def _is_vector(tensor: QuantizedTensor | RawTensor) -> bool:
-    return isinstance(tensor, RawTensor) and tensor.dtype == "float32" and tensor.size > 0
+    return isinstance(tensor, RawTensor) and tensor.is_floating and tensor.size > 0
 
 
 def _raw(model: CompressedModel, name: str) -> np.ndarray:
     tensor = model.tensors[name]
-    return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.values
+    return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.numbers()
 
 
 def _log_grid(values: np.ndarray, error: float) -> LogGrid | None:
     """A grid of even ratios from the least to the largest magnitude; None if it would be too long, or has no use."""
     sizes = np.abs(values[values != 0]).astype(np.float64)
-    if not sizes.size:
-        return None
     ratio = float(np.float32(1 + _SPREAD * error))
+    if not sizes.size or not (_FLOAT32.smallest_normal <= sizes.min() and sizes.max() * ratio <= _FLOAT32.max):
+        return None
     count = 1 + math.ceil(math.log(sizes.max() / sizes.min()) / math.log(ratio))
     signed = bool((values < 0).any())
     size = 1 + max(1, count) * (2 if signed else 1)

@@ -333,7 +333,7 @@ class Form:
         if large.graph is None:
             return large, deviations
         if how.norms == "fold" and not how.keep_indices:
-            large, deviations = graph.fold_norms(large, _frozen(self._network))
+            large, deviations = graph.fold_norms(large, _frozen(self._network), rounded=how.norm_error > 0)
         small = graph.drop_dead_units(large, multiple_of=how.widths_multiple_of, indices=how.keep_indices)
         small = graph.drop_unused_values(small)
         return graph.order_units(small) if self._ordered else small, deviations

@@ -265,6 +265,16 @@ class RawTensor:
     def nonzero(self) -> int:
         return int(np.count_nonzero(self.values))
 
+    @property
+    def is_floating(self) -> bool:
+        return "float" in self.dtype
+
+    def numbers(self) -> np.ndarray:
+        """The values in float64, which holds those of every floating-point type."""
+        if self.dtype == "bfloat16":  # the upper half of a float32
+            return (self.values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return self.values.astype(np.float64)
+
     def take(self, places: np.ndarray, axis: int) -> "RawTensor":
         """The rows at `places` along an axis, in that order."""
         return RawTensor(np.ascontiguousarray(np.take(self.values, places, axis)), self.dtype)

@@ -291,3 +291,67 @@ def test_dead_channels_go_with_their_scales(block):
 def test_clustering_keeps_norms_bit_for_bit(block):
     result = bayeszip.pack(block, example_inputs=(INPUT,), components=64)
     assert np.array_equal(result.compressed.tensors["bn1.running_var"].values, block.bn1.running_var.numpy())
+
+
+SHORT = [torch.float16, torch.bfloat16]
+
+
+def layered(dtype: torch.dtype) -> nn.Sequential:
+    """A norm to fold, one that takes two vectors, and one of another kind."""
+    layers = [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.BatchNorm2d(32)]
+    network = lively(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(32)))
+    assert isinstance(network, nn.Sequential)
+    return network.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *SHORT])
+def test_norms_of_every_type_are_folded_and_rounded(dtype, tmp_path):
+    network, inputs = layered(dtype), torch.randn(4, 3, 8, 8).to(dtype)
+    plain = bayeszip.pack(layered(torch.float32), example_inputs=inputs.float())
+    result = bayeszip.pack(network, example_inputs=inputs)
+    assert list(result.compressed.tensors) == list(plain.compressed.tensors)
+    assert result.bytes < 1.05 * plain.bytes
+    torch.testing.assert_close(result.network()(inputs), network(inputs), rtol=0.1, atol=0.1)
+    result.save(tmp_path / "net.bayz")
+    into = bayeszip.load(tmp_path / "net.bayz", into=layered(dtype))
+    torch.testing.assert_close(into(inputs), result.network()(inputs), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_short_norms_that_are_not_to_be_rounded_stay(dtype):
+    network, inputs = layered(dtype), torch.randn(4, 3, 8, 8).to(dtype)
+    quantized = {"0.weight": cluster(network[0].weight.detach().float().numpy(), 32)}
+    result = Form(network, (inputs,), Coding(norm_error=0)).code(quantized)
+    for name in ("1.weight", "1.running_var", "3.weight", "3.running_var"):
+        assert result.compressed.tensors[name] == graph.to_raw(network.state_dict()[name])
+
+
+def test_two_vectors_of_float64_are_as_good_as_four():
+    network, inputs = layered(torch.float64), torch.randn(4, 3, 8, 8).double()
+    traced = graph.trace(network, inputs)
+    model = CompressedModel(graph.from_state(network, {}, traced), traced)
+    folded, _ = fold_norms(model)
+    assert isinstance(folded.tensors["3.running_var"], QuantizedTensor)
+    assert graph.difference(model, folded, inputs).worst < 1e-14
+
+
+@pytest.mark.parametrize(("dtype", "stays"), [(torch.float32, False), (torch.bfloat16, False), (torch.float16, True)])
+def test_a_norm_whose_factors_float16_cannot_hold_is_not_folded_there(dtype, stays):
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    with torch.no_grad():
+        network[1].running_var.fill_(6e4)
+        network[1].weight.fill_(1e-3)
+    network.to(dtype)
+    traced = graph.trace(network, torch.randn(2, 3, 8, 8).to(dtype))
+    quantized = {"0.weight": cluster(network[0].weight.detach().float().numpy(), 32)}
+    folded, _ = fold_norms(CompressedModel(graph.from_state(network, quantized, traced), traced))
+    assert ("1.running_var" in folded.tensors) is stays
+
+
+def test_norms_beyond_float32_are_left_alone():
+    network, inputs = layered(torch.float64), torch.randn(4, 3, 8, 8).double()
+    with torch.no_grad():
+        network[1].weight[0], network[3].weight[0], network[6].weight[0] = 1e-60, 1e-60, 1e-60
+    result = bayeszip.pack(network, example_inputs=inputs, quality=99.9)
+    assert {"1.running_var", "3.running_var"} <= set(result.compressed.tensors)
+    torch.testing.assert_close(result.network()(inputs), network(inputs), rtol=0.02, atol=0.02)

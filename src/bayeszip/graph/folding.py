@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bayeszip.graph.soundness import shapes, states_inputs
-from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
+from bayeszip.tensors import RAW_DTYPES, CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
 __all__ = ["CHANNELS", "fold_norms"]
 
@@ -26,13 +26,17 @@ CHANNELS = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0}
 CHANNELS |= {"conv_transpose1d": 1, "conv_transpose2d": 1, "conv_transpose3d": 1}
 
 
-def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[CompressedModel, dict[str, float]]:
+def fold_norms(
+    model: CompressedModel, frozen: Collection[str] = (), *, rounded: bool = True
+) -> tuple[CompressedModel, dict[str, float]]:
     """The same function without batch norms where they can be folded; where they can't, with two vectors, not four.
 
     Only norms behind quantized weights are folded. A model without a graph comes back as it is.
 
     Args:
         frozen: names of tensors that stay as they are.
+        rounded: whether what comes of norms is rounded afterwards. If not, those in types shorter than float32 stay:
+            what comes of them has more digits than they have, and takes no less room.
 
     Returns:
         The model, and for the bias of each norm (of any kind) the deviation of what it is added to; by the name of its
@@ -42,9 +46,16 @@ def fold_norms(model: CompressedModel, frozen: Collection[str] = ()) -> tuple[Co
         return model, {}
     folding = _Folding(model, model.graph)
     for position, node in enumerate(model.graph.nodes):
-        if node.op.startswith("batch_norm") and not any(name in frozen for name in node.tensors):
+        stays = any(name in frozen for name in node.tensors) or (not rounded and _is_short(model, node))
+        if node.op.startswith("batch_norm") and not stays:
             folding.fold(position, node)
     return folding.folded(model), {**_deviations(model, frozen), **folding.named}
+
+
+def _is_short(model: CompressedModel, norm: Node) -> bool:
+    """Whether a norm holds anything in a type shorter than float32."""
+    held = [model.tensors[name] for name in norm.tensors if name is not None]
+    return any(isinstance(each, RawTensor) and each.dtype in ("float16", "bfloat16") for each in held)
 
 
 def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, float]:
@@ -55,17 +66,25 @@ def _deviations(model: CompressedModel, frozen: Collection[str]) -> dict[str, fl
         if "_norm" not in node.op or weight_name is None or any(name in frozen for name in node.tensors):
             continue
         weight = model.tensors[weight_name]
-        if isinstance(weight, RawTensor) and weight.dtype == "float32" and weight.size:
-            found[bias_name or weight_name] = float(np.sqrt(np.square(weight.values.astype(np.float64)).mean()))
+        if isinstance(weight, RawTensor) and weight.is_floating and weight.size:
+            found[bias_name or weight_name] = float(np.sqrt(np.square(weight.numbers()).mean()))
     return found
 
 
 @dataclass(frozen=True)
 class _Affine:
-    """What a batch norm does to a channel."""
+    """What a batch norm does to a channel.
+
+    Args:
+        dtype: that holds it, to what the network's own type can tell apart.
+    """
 
     scale: np.ndarray
     shift: np.ndarray
+    dtype: str
+
+    def raw(self, values: np.ndarray) -> RawTensor:
+        return RawTensor(values.astype(RAW_DTYPES[self.dtype]), self.dtype)
 
 
 class _Folding:
@@ -95,7 +114,8 @@ class _Folding:
         node = self._nodes[producer] if producer >= 0 else None
         names = [name for name in norm.tensors if name is not None]
         alone = all(self._uses[name] == 1 for name in names)
-        if node is None or not alone or self._readers[source] > 1 or not self._takes_scales(node, source):
+        can = node is not None and alone and self._readers[source] == 1 and self._takes_scales(node, source)
+        if node is None or not can or not self._stays_in_range(node, affine):
             # One without weight and bias has no more than two vectors.
             if norm.tensors[0] is not None and norm.tensors[1] is not None:
                 self._reduce(norm, affine)
@@ -118,26 +138,28 @@ class _Folding:
         return name
 
     def _affine(self, norm: Node) -> _Affine | None:
-        """None where statistics are missing, a tensor isn't plain float32, or is read by others than this very norm,
-        used again."""
+        """None where statistics are missing, a tensor isn't one of plain floats, or is read by others than this very
+        norm, used again."""
         names = {name for name in norm.tensors if name is not None}
         if any(names & set(other.tensors) and not _alike(norm, other) for other in self._graph.nodes):
             return None
         found: list[np.ndarray] = []
+        dtype = "float32"
         for name, without in zip(norm.tensors, (1.0, 0.0, None, None), strict=True):
             if name is None and without is not None:
                 found.append(np.asarray(without))
                 continue
             tensor = None if name is None else self._tensors[name]
-            if not isinstance(tensor, RawTensor) or tensor.dtype != "float32":
+            if not isinstance(tensor, RawTensor) or not tensor.is_floating:
                 return None
-            found.append(tensor.values.astype(np.float64))
+            found.append(tensor.numbers())
+            dtype = "float64" if tensor.dtype == "float64" else dtype
         weight, bias, mean, variance = found
         with np.errstate(all="ignore"):
             scale = weight / np.sqrt(variance + float(norm.attributes["eps"]))  # type: ignore[arg-type]
             shift = bias - scale * mean
-        exact = np.isfinite(scale).all() and np.isfinite(shift).all()
-        return _Affine(scale, shift) if exact else None
+        # A scale is a float32 in a file, whatever the network's type.
+        return _Affine(scale, shift, dtype) if _in_float32(scale) and np.isfinite(shift).all() else None
 
     def _takes_scales(self, node: Node, value: int) -> bool:
         """Whether the channels of what a node gives, `value`, are those of its weight, which is quantized."""
@@ -151,6 +173,19 @@ class _Folding:
         across = weight.scale is not None and weight.axis != axis and len(np.unique(weight.scale.symbols)) > 1
         return not grouped and not across and all(name is None or self._uses[name] == 1 for name in node.tensors)
 
+    def _stays_in_range(self, node: Node, affine: _Affine) -> bool:
+        """Whether a network that computes in float16 has the scaled weights as precisely as it has any."""
+        stated = [str(each.attributes["computes_in"]) for each in self._graph.nodes if each.op == "input"]
+        weight = self._tensors[str(node.tensors[0])]
+        if stated[:1] != ["float16"] or not isinstance(weight, QuantizedTensor):
+            return True
+        channels = np.moveaxis(weight.dequantize().astype(np.float64), CHANNELS[node.op], 0)
+        scaled = channels.reshape(len(affine.scale), -1) * affine.scale[:, None]
+        with np.errstate(over="ignore"):
+            lost, shift = scaled.astype(np.float16) - scaled, affine.shift.astype(np.float16)
+        precise = np.square(lost).sum(1) <= np.square(np.finfo(np.float16).eps) * np.square(scaled).sum(1)
+        return bool(precise.all() and np.isfinite(shift).all())
+
     def _scaled(self, node: Node, affine: _Affine, bias_name: str) -> Node:
         weight_name, old_bias = str(node.tensors[0]), node.tensors[1]
         weight = self._tensors[weight_name]
@@ -162,17 +197,19 @@ class _Folding:
         shift = affine.shift
         if old_bias is not None:
             bias = self._tensors.pop(old_bias)
-            values = bias.dequantize() if isinstance(bias, QuantizedTensor) else bias.values
-            shift = shift + affine.scale * values.astype(np.float64)
-        self._tensors[bias_name] = RawTensor(shift.astype(np.float32), "float32")
+            values = bias.dequantize().astype(np.float64) if isinstance(bias, QuantizedTensor) else bias.numbers()
+            shift = shift + affine.scale * values
+        self._tensors[bias_name] = affine.raw(shift)
         return replace(node, tensors=(weight_name, bias_name, *node.tensors[2:]))
 
     def _reduce(self, norm: Node, affine: _Affine) -> None:
         """y = s·x + t as a norm of mean 0 and variance 1 − ε, which take next to nothing."""
         weight, bias, mean, variance = map(str, norm.tensors)
-        count, rest = len(affine.scale), np.float32(1 - float(norm.attributes["eps"]))  # type: ignore[arg-type]
-        self._tensors[weight] = RawTensor(affine.scale.astype(np.float32), "float32")
-        self._tensors[bias] = RawTensor(affine.shift.astype(np.float32), "float32")
+        eps = float(norm.attributes["eps"])  # type: ignore[arg-type]
+        count, rest = len(affine.scale), np.float32(1 - eps)
+        # What float32 lacks of 1 − ε, a weight in float64 makes up for.
+        self._tensors[weight] = affine.raw(affine.scale * np.sqrt(float(rest) + eps))
+        self._tensors[bias] = affine.raw(affine.shift)
         self._tensors[mean] = QuantizedTensor(np.zeros(count, np.uint8), np.zeros(1))
         self._tensors[variance] = QuantizedTensor(np.ones(count, np.uint8), np.array([0.0, rest]))
 
@@ -209,6 +246,12 @@ def _along(weight: QuantizedTensor, axis: int) -> np.ndarray:
         raise TypeError("no scale")  # never: asked of weights that have one
     values = weight.scale.dequantize().astype(np.float64)
     return values if weight.axis == axis else np.full(weight.shape[axis], values[0])
+
+
+def _in_float32(values: np.ndarray) -> bool:
+    """Whether float32 holds them in its full precision."""
+    sizes = np.abs(values[values != 0])
+    return bool(((sizes >= np.finfo(np.float32).smallest_normal) & (sizes <= np.finfo(np.float32).max)).all())
 
 
 def exactly(values: np.ndarray) -> QuantizedTensor:

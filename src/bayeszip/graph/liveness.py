@@ -361,9 +361,7 @@ def _dense(tensor: QuantizedTensor | RawTensor) -> np.ndarray:
     """The numbers of a tensor, for the analysis."""
     if isinstance(tensor, QuantizedTensor):
         return tensor.dequantize()
-    if tensor.dtype == "bfloat16":
-        return (tensor.values.astype(np.uint32) << 16).view(np.float32)
-    return tensor.values
+    return tensor.numbers() if tensor.dtype == "bfloat16" else tensor.values
 
 
 def _bias_name(weight: str) -> str:
