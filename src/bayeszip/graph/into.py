@@ -251,9 +251,11 @@ def _check_fits(places: _Places, name: str, shape: tuple[int, ...], held: Tensor
     else:
         fits = old == shape or (_fits_in(shape, old) and all(_can_shrink(each) for each, _ in places))
     if not fits:
+        cut = old is not None and _fits_in(shape, old)
+        remedy = "; if the rest was cut off, as nothing depends on it, load without into=" if cut else ""
         raise ModelError(
             f"{shown(name)[1:-1]} has shape {shape} in the file and {old} in the {type(owner).__name__} it is to be "
-            "loaded into"
+            f"loaded into{remedy}"
         )
 
 
