@@ -46,7 +46,7 @@ from bayeszip.fitting import (
     count_examples,
     start_terms,
 )
-from bayeszip.fitting.augmentation import Augmentation, Transform, check_augment, name_of
+from bayeszip.fitting.augmentation import Augmentation, Transform, known_augment, name_of
 from bayeszip.fitting.batches import (
     Inputs,
     Loader,
@@ -185,8 +185,7 @@ def compress(
     further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
     check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
     check_loaders(train_loader, val_loader)
-    augment = Augmentation.parse(augment) if isinstance(augment, str) else augment
-    check_augment(augment)
+    augment = known_augment(augment)
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))

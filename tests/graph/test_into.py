@@ -196,6 +196,7 @@ class Waves(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.frequencies: torch.Tensor
         self.register_buffer("frequencies", torch.randn(2, 8, generator=torch.Generator().manual_seed(0)))
         self.out = nn.Linear(8, 3)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.settings import at_least, between, check, setting
 
-__all__ = ["Augmentation", "Transform", "augmented", "check_augment", "name_of"]
+__all__ = ["Augmentation", "Transform", "augmented", "known_augment", "name_of"]
 
 #: What a user may give in place of an `Augmentation`: a batch of inputs → as many inputs. It draws its random numbers
 #: from torch's global generator, if any.
@@ -164,14 +164,17 @@ class Augmentation:
         return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
 
-def check_augment(augment: object) -> None:
-    """Refuse what changes no images.
+def known_augment(augment: Any) -> Augmentation | Transform | None:
+    """What changes images, from text or as it is; None: nothing does.
 
     Raises:
-        RecipeError: it is neither an `Augmentation` nor a function.
+        RecipeError: it is neither text that says how, nor an `Augmentation`, nor a function.
     """
+    if isinstance(augment, str):
+        return Augmentation.parse(augment)
     if augment is not None and not isinstance(augment, Augmentation) and not callable(augment):
         raise RecipeError(f"augment is text, an Augmentation, or a function of a batch, not {augment!r}; {_SYNTAX}")
+    return augment
 
 
 def augmented(
