@@ -15,6 +15,7 @@ from bayeszip.errors import ModelError, printable
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.cost import latency, multiply_adds
+from bayeszip.graph.indices import is_index
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms
 from bayeszip.recipe import Coding, Recipe
@@ -94,11 +95,13 @@ class Result:
     packed: int | None = None
     #: The same training ended once more for each of the rates that were asked for, in their order.
     others: tuple["Result", ...] = ()
+    #: Tensors of the file that are no parameters: buffers, constants of the graph, indices of what survived.
+    beside: frozenset[str] = field(default=frozenset(), repr=False)
     #: The network with the same weights before anything was removed from it, if its graph is known.
     whole: CompressedModel | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        kept = f"{self.compressed.original_parameters:,} parameters, {self.compressed.nonzero:,} not zero"
+        kept = f"{self.compressed.original_parameters:,} parameters, {self._kept()[1]:,} not zero"
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
         return f"<Result: {self.bytes:,} bytes, {self.ratio:.1f} times smaller; {kept}{accuracy}>"
 
@@ -164,7 +167,7 @@ class Result:
         if left:
             yield "not pruned", left
         yield "parameters before", f"{self.compressed.original_parameters:,}"
-        yield "parameters kept", f"{self.compressed.parameters:,}, of them {self.compressed.nonzero:,} not zero"
+        yield "parameters kept", "{:,}, of them {:,} not zero".format(*self._kept())
         yield "file", f"{show_bytes(self.bytes)}, {self.ratio:.1f} times smaller"
         if self.moved is not None:
             yield "weights moved by", f"{100 * self.moved:.2g} % of their size (root mean square)"
@@ -172,6 +175,11 @@ class Result:
         yield from self._costs()
         if self.without_graph:
             yield "no graph in the file", f"{self.without_graph}; load it with into="
+
+    def _kept(self) -> tuple[int, int]:
+        """How many parameters the file holds, and how many of them are not zero."""
+        held = [tensor for name, tensor in self.compressed.tensors.items() if name not in self.beside]
+        return sum(tensor.size for tensor in held), sum(tensor.nonzero for tensor in held)
 
     def _quality(self) -> Iterator[tuple[str, str]]:
         """What the network comes to on the validation data, before and after."""
@@ -359,7 +367,16 @@ def coded(
         plain = graph.to_module(model, limits=codec.Limits.none())
     elif network is not None:
         plain = graph.load_into(model, network, limits=codec.Limits.none())
-    return Result(blob, plain, model, without_graph)
+    return Result(blob, plain, model, without_graph, beside=_beside(model, network))
+
+
+def _beside(model: CompressedModel, network: nn.Module | None) -> frozenset[str]:
+    """What a file holds beside parameters; of tensors without a network nobody knows, and all are counted."""
+    if network is None:
+        return frozenset()
+    buffers = {name for name, _ in network.named_buffers()}
+    constants = model.graph.constants if model.graph is not None else ()
+    return frozenset(name for name in model.tensors if name in buffers or name in constants or is_index(name))
 
 
 def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:

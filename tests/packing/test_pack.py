@@ -1,6 +1,7 @@
 """Clustering and coding without training; verifying and exporting what is in a file."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -359,3 +360,29 @@ def test_a_matrix_with_nan_is_kept_and_named():
         net[0].weight[2, 3] = torch.nan
     result = bayeszip.pack(net)
     assert "since it holds NaN or infinity: 0.weight." in result.report()
+
+
+class Positioned(nn.Module):
+    """A table of positions that is no parameter, and larger than all that are."""
+
+    positions: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.randn(16, 8, generator=torch.Generator().manual_seed(0)))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((x + self.positions).tanh())
+
+
+@pytest.mark.parametrize("coding", [Coding(), Coding(keep_indices=True)])
+def test_buffers_are_not_counted_among_parameters(coding):
+    network = Positioned()
+    with torch.no_grad():
+        network.out.weight.fill_(0.5)[0] = 0
+        network.out.bias.fill_(0.25)
+    result = bayeszip.pack(network, example_inputs=torch.randn(2, 16, 8), coding=coding)
+    assert "positions" in result.compressed.tensors
+    assert "27 parameters, 19 not zero" in repr(result)
+    assert re.search(r"parameters kept +27, of them 19 not zero", result.report())
