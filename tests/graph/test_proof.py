@@ -98,7 +98,9 @@ class Gated(nn.Module):
         return self.head(x * self.gate(self.query))
 
 
-def test_a_layer_without_a_batch_can_be_calibrated():
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_without_a_batch_can_be_calibrated(seed):
+    torch.manual_seed(seed)
     batches = [torch.randn(8, 6) for _ in range(3)]
     packed = bayeszip.pack(Gated(), example_inputs=batches[0], calibration=batches, quality=95)
     assert packed.network()(batches[0]).shape == (8, 2)

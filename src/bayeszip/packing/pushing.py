@@ -33,6 +33,8 @@ __all__ = ["Pushing"]
 
 #: What is added to the diagonal of H, as a share of itself and of its mean: few inputs don't show all.
 DAMPING, LEAST_DAMPING = 0.01, 3e-4
+#: What of a sum of squares may be nothing but rounding.
+ROUNDING = 1e-6
 #: Rows matter as their derivatives say, but none less than this share of the mean.
 LEAST_ROW = 0.1
 #: Columns chosen before the others hear of their errors.
@@ -78,15 +80,19 @@ class _Layer:
         self.tuned = 1.0
 
     def size(self) -> float:
-        """The mean square of what the layer computes, less its mean, by how much it matters."""
-        total = 0.0
+        """The mean square of what the layer computes, less its mean, by how much it matters.
+
+        With its mean where nothing but rounding is left: the layer computes the same for all inputs.
+        """
+        whole = centered = 0.0
         for part in self.parts:
             width = part.columns.stop - part.columns.start
-            moments = part.moments[:width, :width]
+            weights, moments = self.matrix[part.rows, part.columns], part.moments[:width, :width]
+            whole += _weighted(weights, moments, self.outputs[part.rows])
             if part.constant:
                 moments = moments - np.outer(part.moments[width, :width], part.moments[width, :width])
-            total += _weighted(self.matrix[part.rows, part.columns], moments, self.outputs[part.rows])
-        return total
+            centered += _weighted(weights, moments, self.outputs[part.rows])
+        return centered if centered > ROUNDING * whole else whole
 
     def error(self, chosen: np.ndarray, bias: np.ndarray) -> float:
         """What the moves of its weights come to, in the same measure."""
