@@ -305,11 +305,11 @@ def front(records: Iterable[Record]) -> list[Record]:
 
     Where no images were held out nothing tells which are beaten, and all of them are there.
     """
-    held = sorted(records, key=lambda record: record["bytes"])
+    held = sorted(records, key=lambda record: (record["bytes"], -(record["validation_accuracy"] or 0.0)))
     if any(record["validation_accuracy"] is None for record in held):
         return held
     best: list[Record] = []
-    for record in sorted(held, key=lambda record: (record["bytes"], -record["validation_accuracy"])):
+    for record in held:
         if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
             best.append(record)
     return best
