@@ -8,7 +8,9 @@ import pytest
 
 from bayeszip.experiments.curves import CURVES, curve_of
 from bayeszip.experiments.pages import PAGES, rendered
-from bayeszip.experiments.pictures import _draw_curve, _point, draw_networks
+from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
+from bayeszip.experiments.pictures import Point, _draw_curve, _heights, _point, draw_networks, draw_parts
+from bayeszip.experiments.runs import at_rate
 from bayeszip.experiments.tables import frontier_table, headline_table
 from bayeszip.report.quoted import quoted_for
 
@@ -62,7 +64,7 @@ def test_each_network_has_a_picture_with_the_peer_and_what_others_report(matplot
     }
     drawn = {path.stem: path.read_text() for path in tmp_path.iterdir()}
     for words in (
-        "bayeszip, with augmentation, with 9 components",
+        "bayeszip, with augmentation",
         "NNCodec, pretrained network",
         "LilNetX",
         "LilNetX, smaller",
@@ -78,6 +80,43 @@ def test_each_network_has_a_picture_with_the_peer_and_what_others_report(matplot
 def test_nothing_is_drawn_without_records(matplotlib, tmp_path):
     assert draw_networks([], PEER, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def part_records(model, seeds=(0,)):
+    """Made-up records of every part of a network."""
+    (ablated,) = (ablated for ablated in ABLATED if ablated.model == model)
+    return [
+        {"name": f"{at_rate(f'{model}-tau1={strength:g}-{part}', rate)}-{seed}", "model": model, "seed": seed}
+        | {"bytes": 1000 + 10 * place, "accuracy": 0.9 + 0.001 * place, "validation_accuracy": None}
+        for strength in ablated.strengths
+        for place, part in enumerate(PARTS)
+        for rate in (0, SNAP)
+        for seed in seeds
+    ]
+
+
+def test_parts_have_a_panel_for_each_network_that_was_run(matplotlib, tmp_path):
+    path = tmp_path / "parts.svg"
+    draw_parts([], path)
+    assert not path.exists()
+    draw_parts(part_records("resnet-20"), path)
+    drawn = path.read_text()
+    assert "<!-- ResNet-20, part by part -->" in drawn
+    assert "LeNet-5" not in drawn
+    for _, meaning, _ in PARTS.values():
+        assert f"<!-- {meaning} -->" in drawn
+    draw_parts(part_records("resnet-20"), path)
+    assert path.read_text() == drawn
+
+
+def test_endings_far_below_the_headlines_are_not_shown():
+    figures = ((90, True), (92, True), (40, False))
+    points = [Point(1.0, accuracy, None, is_headline) for accuracy, is_headline in figures]
+    lowest, highest = _heights(points, (), [93.0])
+    assert 88 < lowest < 90
+    assert 93 < highest < 95
+    lowest, _ = _heights(points[2:], (), [])
+    assert lowest < 40
 
 
 class Noted:

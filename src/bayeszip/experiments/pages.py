@@ -9,7 +9,7 @@ from typing import Any
 from bayeszip.errors import DataError
 from bayeszip.experiments.curves import NETWORKS
 from bayeszip.experiments.measurements import epochs_table, latency_table
-from bayeszip.experiments.pictures import draw_figure, draw_networks, draw_sizes
+from bayeszip.experiments.pictures import draw_figure, draw_networks, draw_parts, draw_sizes
 from bayeszip.experiments.records import Record, read
 from bayeszip.experiments.tables import TABLES, Grid, front, headline_table, short_table
 from bayeszip.files import write_atomically
@@ -17,7 +17,7 @@ from bayeszip.report.quoted import quoted_for
 
 __all__ = ["PAGES", "checkout", "inherited", "render", "rendered"]
 
-FIGURE, SIZES = "docs/lenet-5.svg", "docs/accuracy-size.svg"
+FIGURE, SIZES, PARTS = "docs/lenet-5.svg", "docs/accuracy-size.svg", "docs/parts.svg"
 
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
@@ -47,6 +47,7 @@ def render(root: Path) -> None:
         write_atomically(root / name, rendered(root, name).encode())
     draw_figure(list(read(root / "results" / "figure").values()), root / FIGURE)
     draw_sizes(list(read(root / "results" / "quick").values()), root / SIZES)
+    draw_parts(list(read(root / "results" / "parts").values()), root / PARTS)
     draw_networks(list(read(root / "results" / "frontier").values()), _peer(root), root / "docs")
 
 

@@ -8,17 +8,21 @@ from typing import Any, NamedTuple
 
 from bayeszip.errors import ModelError
 from bayeszip.experiments.curves import CURVES, NETWORKS, Curve
+from bayeszip.experiments.parts import ABLATED, PARTS, SNAP, Ablated
 from bayeszip.experiments.records import Record
-from bayeszip.experiments.tables import PRINTED, curve_groups, front, mean_of
-from bayeszip.report.quoted import quoted_for
+from bayeszip.experiments.tables import PRINTED, curve_groups, front, mean_of, part_group
+from bayeszip.report.quoted import Quoted, quoted_for
 
-__all__ = ["draw_figure", "draw_networks", "draw_sizes", "free_spots"]
+__all__ = ["draw_figure", "draw_networks", "draw_parts", "draw_sizes", "free_spots"]
 
 COLORS = {"sws": "tab:blue", "vd": "tab:orange", "vd+sws": "tab:red"}
 #: With and without augmentation.
 OURS = {True: "tab:red", False: "tab:orange"}
 PEER = "tab:blue"
 GRAY: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "0.4"}
+
+#: Points of accuracy below the best that parts are drawn down to.
+SHOWN = 5.0
 
 Records = Sequence[Record]
 Axes = Any
@@ -35,8 +39,8 @@ class Point(NamedTuple):
 
 
 @contextmanager
-def _figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Axes]]:
-    """A figure of panels, which is written when it is drawn."""
+def _figure(path: Path, rows: int = 1, columns: int = 1, width: float = 1.0) -> Iterator[list[Axes]]:
+    """A figure of panels, so many times as wide as one alone, which is written when it is drawn."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -44,7 +48,7 @@ def _figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Axes]]
         raise ModelError("pictures need matplotlib: pip install 'bayeszip[plot]'") from error
     # Fixed ids and no date, so that the file changes only when the figures do.
     with mpl.rc_context({"svg.hashsalt": "bayeszip", "font.size": 10}):
-        figure = Figure(figsize=(7.2 * columns**0.8, 4.3 * rows**0.95))
+        figure = Figure(figsize=(7.2 * width * columns**0.8, 4.3 * rows**0.95))
         panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
         for axes in panels:
             axes.set_xscale("log")
@@ -127,16 +131,16 @@ def draw_networks(records: Records, peer: Sequence[Mapping[str, Any]], folder: P
 def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mapping[str, Any]]) -> None:
     """Our curves, NNCodec's, what others report, and the pretrained network's accuracy."""
     own = [record for record in records if record["model"] == model]
-    sizes = [record["bytes"] for record in own]
+    curves = {curve: points for curve in CURVES if curve.model == model and (points := _points(own, curve))}
     quoted = quoted_for(model)
-    sizes += [row.size(own[0]["params"]) for row in quoted]
     before = [100 * record["accuracy_before"] for record in own if "accuracy_before" in record]
-    heights = [100 * record["accuracy"] for record in own] + [100 - row.error for row in quoted]
-    lowest, highest = min(heights) - 0.5, max(heights + before) + 0.5
-    for curve in CURVES:
-        points = [_point(group, point.is_headline) for point, group in curve_groups(own, curve)]
-        if curve.model == model and points:
-            _draw_curve(axes, points, curve)
+    lowest, highest = _heights([point for points in curves.values() for point in points], quoted, before)
+    sizes = [record["bytes"] for record in own] + [row.size(own[0]["params"]) for row in quoted]
+    for curve, points in curves.items():
+        _draw_curve(axes, points, curve)
+    for augmented in sorted({curve.augmented for curve in curves}):
+        said = "with" if augmented else "without"
+        axes.plot([], [], "-o", color=OURS[augmented], label=f"bayeszip, {said} augmentation")
     others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
@@ -147,27 +151,78 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     left, right = 0.8 * min(sizes), 3 * max(sizes)
     axes.set_xlim(left, right)
     _draw_quoted(axes, model, own[0]["params"])
-    axes.set_ylabel(f"{'MNIST' if NETWORKS[model].data == 'mnist' else 'CIFAR-10'} test accuracy, %")
-    ticks = [tick for power in range(2, 8) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
+    axes.set_ylabel(_accuracy_of(model))
+    _finish(axes, f"{NETWORKS[model].title} (float32: {4 * own[0]['params'] / 1e6:.2f} MB)", *_kilobytes(left, right))
+
+
+def _heights(points: Sequence[Point], quoted: Sequence[Quoted], before: Sequence[float]) -> tuple[float, float]:
+    """What of the accuracies is shown: from the least of the headlines, or of what others report, upwards.
+
+    Endings far below them, which a curve has too, would press the rest together.
+    """
+    told = [point.accuracy for point in points if point.is_headline] or [point.accuracy for point in points]
+    heights = [*told, *(100 - row.error for row in quoted), *before]
+    margin = 0.2 * (max(heights) - min(heights)) or 0.5
+    return min(heights) - margin, max(heights) + margin
+
+
+def _kilobytes(left: float, right: float) -> tuple[str, list[float], list[str]]:
+    """The title of an axis of sizes, its ticks, and what stands at them."""
+    steps = (1, 2, 5) if right > 10 * left else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ticks = [step * 10**power for power in range(2, 8) for step in steps]
     ticks = [tick for tick in ticks if left <= tick <= right]
-    title = f"{NETWORKS[model].title} (float32: {4 * own[0]['params'] / 1e6:.2f} MB)"
-    _finish(axes, title, "whole file, kB", ticks, [f"{tick / 1000:g}" for tick in ticks])
+    return "whole file, kB", ticks, [f"{tick / 1000:g}" for tick in ticks]
+
+
+def _accuracy_of(model: str) -> str:
+    return f"{'MNIST' if NETWORKS[model].data == 'mnist' else 'CIFAR-10'} test accuracy, %"
 
 
 def _draw_curve(axes: Axes, points: Sequence[Point], curve: Curve) -> None:
     """All points, a line through those that no other beats on validation images, headlines larger."""
-    color, line = OURS[curve.augmented], "--" if curve.way else "-"
+    color = OURS[curve.augmented]
     best = front(point._asdict() for point in points)
-    places = [p["bytes"] for p in best], [p["accuracy"] for p in best]
-    axes.plot(*places, line, color=color, label=f"bayeszip, {curve.manner}")
+    axes.plot([p["bytes"] for p in best], [p["accuracy"] for p in best], "-", color=color, alpha=0.7)
     for point in points:
         size = 9 if point.is_headline else 5
         axes.plot(point.bytes, point.accuracy, "o", color=color, markersize=size, alpha=1 if point.is_headline else 0.6)
 
 
+def _points(records: Records, curve: Curve) -> list[Point]:
+    return [_point(group, point.is_headline) for point, group in curve_groups(records, curve)]
+
+
 def _point(group: Records, is_headline: bool) -> Point:
     size, accuracy = (statistics.mean(record[name] for record in group) for name in ("bytes", "accuracy"))
     return Point(size, 100 * accuracy, mean_of(group, "validation_accuracy"), is_headline)
+
+
+def draw_parts(records: Records, path: Path) -> None:
+    """A panel for each network that parts were tried on."""
+    drawn = [ablated for ablated in ABLATED if any(record["model"] == ablated.model for record in records)]
+    if drawn:
+        with _figure(path, len(drawn), width=1.5) as panels:
+            for axes, ablated in zip(panels, drawn, strict=True):
+                _draw_parts_of(axes, ablated, records)
+
+
+def _draw_parts_of(axes: Axes, ablated: Ablated, records: Records) -> None:
+    """A line for each part, through its strengths, and one for the part with symbols by rate and distortion."""
+    drawn: list[Point] = []
+    for place, (part, (_, meaning, _)) in enumerate(PARTS.items()):
+        for rate, style, label in ((0, "-o", meaning), (SNAP, "--s", None)):
+            groups = (part_group(records, ablated.model, strength, part, rate) for strength in ablated.strengths)
+            points = [_point(group, False) for group in groups if group]
+            places = [point.bytes for point in points], [point.accuracy for point in points]
+            axes.plot(*places, style, color=f"C{place}", markersize=5, label=label)
+            drawn += points
+    axes.plot([], [], "--s", color="0.4", markersize=5, label="the same, and symbols by rate and distortion")
+    heights, sizes = [point.accuracy for point in drawn], [point.bytes for point in drawn]
+    # What a part has ruined would press the others together.
+    axes.set_ylim(bottom=max(min(heights), max(heights) - SHOWN) - 0.05)
+    axes.set_ylabel(_accuracy_of(ablated.model))
+    _finish(axes, f"{NETWORKS[ablated.model].title}, part by part", *_kilobytes(0.9 * min(sizes), 1.1 * max(sizes)))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def _draw_quoted(axes: Axes, model: str, parameters: int) -> None:

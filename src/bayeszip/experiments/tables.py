@@ -25,6 +25,7 @@ __all__ = [
     "front",
     "headline_table",
     "mean_of",
+    "part_group",
     "short_table",
     "with_interval",
 ]
@@ -206,17 +207,21 @@ def parts_table(records: Records) -> list[Grid]:
     grids = []
     for ablated in ABLATED:
         for strength in ablated.strengths:
-            start = f"{ablated.model}-tau1={strength:g}"
-            none = _group(records, f"{start}-none")
+            none = part_group(records, ablated.model, strength, "none", 0)
             rows = [
                 _part_row(meaning, group, none)
                 for part, (_, *meanings) in PARTS.items()
                 for meaning, rate in zip(meanings, (0, SNAP), strict=True)
-                if (group := _group(records, at_rate(f"{start}-{part}", rate)))
+                if (group := part_group(records, ablated.model, strength, part, rate))
             ]
             if rows:
                 grids.append(Grid(head, tuple(rows), f"{NETWORKS[ablated.model].title}, τ₁ = {strength:g}"))
     return grids
+
+
+def part_group(records: Records, model: str, strength: float, part: str, rate: float) -> list[Record]:
+    """What a part came to at a strength, with each seed."""
+    return _group(records, at_rate(f"{model}-tau1={strength:g}-{part}", rate))
 
 
 def _part_row(meaning: str, group: Records, none: Records) -> tuple[str, ...]:
