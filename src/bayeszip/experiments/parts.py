@@ -40,6 +40,7 @@ class Ablated:
         seeds: those that it is run with.
         length: how much of its recipe's epochs each training has, pretraining included. Parts are compared with each
             other, and that many whole trainings would take days.
+        settings: what is changed in the recipe, so that a short training prunes at all: σ² grows by a step's rate.
     """
 
     model: str
@@ -47,12 +48,13 @@ class Ablated:
     strengths: tuple[float, float]
     seeds: tuple[int, ...]
     length: float
+    settings: str = ""
 
 
 ABLATED = (
     Ablated("lenet-300-100", False, (0.7, 1.4), tuple(range(5)), 0.5),
     Ablated("lenet-5", False, (1, 2), tuple(range(5)), 0.5),
-    Ablated("resnet-20", True, (0.2, 0.5), (0, 1), 0.25),
+    Ablated("resnet-20", True, (0.15, 0.3), (0, 1), 0.2, "vd.rate_log_sigma2=0.005 closing.epochs=30"),
 )
 
 
@@ -62,7 +64,7 @@ def part_variants() -> tuple[Variant, ...]:
         variant_of(
             ablated.model,
             f"{ablated.model}-tau1={strength:g}-{part}",
-            f"epochs_scale={ablated.length:g} all.tau1={strength:g} {_OFF} {settings}",
+            f"epochs_scale={ablated.length:g} all.tau1={strength:g} {_OFF} {ablated.settings} {settings}",
             augmented=ablated.augmented,
             meaning=meaning,
             seeds=ablated.seeds,
