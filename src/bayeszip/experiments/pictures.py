@@ -156,13 +156,15 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
 
 
 def _heights(points: Sequence[Point], quoted: Sequence[Quoted], before: Sequence[float]) -> tuple[float, float]:
-    """What of the accuracies is shown: from the least of the headlines, or of what others report, upwards.
+    """What of the accuracies is shown.
 
-    Endings far below them, which a curve has too, would press the rest together.
+    Endings that are further below the least of the headlines than it is below the pretrained networks would press the
+    rest together.
     """
-    told = [point.accuracy for point in points if point.is_headline] or [point.accuracy for point in points]
-    heights = [*told, *(100 - row.error for row in quoted), *before]
-    margin = 0.2 * (max(heights) - min(heights)) or 0.5
+    least = min([point.accuracy for point in points if point.is_headline] or [point.accuracy for point in points])
+    shown = [point.accuracy for point in points if point.accuracy >= 2 * least - max([least, *before])]
+    heights = [*shown, *(100 - row.error for row in quoted), *before]
+    margin = 0.1 * (max(heights) - min(heights)) or 0.5
     return min(heights) - margin, max(heights) + margin
 
 
