@@ -153,8 +153,21 @@ class Scaled(nn.Module):
         return inputs * self.factors
 
 
-def test_a_layer_that_was_left_raw_with_its_bytes(trained):
+class Waves(Scaled):
+    """One whose factors are frequencies, which can't be rounded."""
+
+    def forward(self, inputs):
+        return torch.sin(super().forward(inputs))
+
+
+def test_factors_of_a_layer_that_is_not_known_are_rounded(trained):
     result = compress(nn.Sequential(Scaled(), *trained))
+    assert not said(result, "left raw")
+    assert "0 (Scaled): trained, then rounded" in result.report()
+
+
+def test_a_layer_that_was_left_raw_with_its_bytes(trained):
+    result = compress(nn.Sequential(Waves(), *trained))
     warning = next(warning for warning in result.warnings if "left raw" in warning)
     raw = next(tensor for tensor in result.description.tensors if "factors" in tensor.name)
     assert warning.startswith("0 could not be compressed and was left raw: ")

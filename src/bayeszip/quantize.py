@@ -56,6 +56,7 @@ __all__ = [
     "round_codebook",
     "round_norms",
     "round_vector",
+    "round_vectors",
     "share_anew",
     "significant_bits",
     "stepped",
@@ -478,6 +479,26 @@ def round_vector(values: np.ndarray, error: float) -> QuantizedTensor | None:
     """A vector on a logarithmic grid: each element moves by `error` of itself in the mean; None: no grid holds it."""
     grid = _log_grid(values, error)
     return None if grid is None else _on_log_grid(values, grid)
+
+
+def round_vectors(model: CompressedModel, uses: Mapping[str, str], error: float) -> CompressedModel:
+    """Vectors that are parameters by themselves, on grids of their own; one that no grid holds stays as it is.
+
+    Each element moves by `error` of itself, or, in a summand, of the vector's size (root mean squares); 0 moves
+    nothing.
+
+    Args:
+        uses: by the name of a vector, as `graph.free_vectors` gives them.
+    """
+    rounded: dict[str, QuantizedTensor | RawTensor] = dict(model.tensors)
+    for name, use in uses.items() if error else ():
+        values = _raw(model, name).astype(np.float64)
+        step = _SPREAD * error * float(np.sqrt(np.square(values).mean()))
+        if use == "summand" and _fits_a_grid(values, step):
+            rounded[name] = stepped(values, step)
+        else:
+            rounded[name] = round_vector(values, error) or rounded[name]
+    return replace(model, tensors=rounded)
 
 
 def _weights_of_norms(model: CompressedModel, deviations: Mapping[str, float]) -> list[str]:

@@ -44,13 +44,14 @@ class Coding:
     )
     norms: str = setting(
         "fold",
-        "batch norms: folded into a scale and a bias for each channel, or kept (as with keep_indices)",
+        "batch norms: folded into a scale and a bias for each channel, or kept (as with keep_indices); what is kept is "
+        "not rounded, nor are vectors by themselves then",
         choice("fold", "keep"),
     )
     norm_error: float = setting(
         0.004,
-        "how far norms' factors and shifts move when they are rounded: a share of themselves, or of the deviation of "
-        "what is shifted (0: not at all)",
+        "how far norms' factors and shifts, and vectors that no layer owns, move when they are rounded: a share of "
+        "themselves, or of the deviation of what is shifted (0: not at all)",
         between(0, 0.5),
     )
     keep_indices: bool = setting(False, "store which units survived, so that the original shapes can be restored")

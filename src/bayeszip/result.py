@@ -17,7 +17,7 @@ from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.indices import is_index
 from bayeszip.graph.storable import parameter_count
-from bayeszip.quantize import round_norms
+from bayeszip.quantize import round_norms, round_vectors
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.summary import as_text, facts_table, rates_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
@@ -347,7 +347,10 @@ class Form:
         return graph.order_units(small) if self._ordered else small, deviations
 
     def _rounded(self, small: CompressedModel, deviations: Mapping[str, float]) -> CompressedModel:
-        return round_norms(small, deviations, self._coding.norm_error if deviations else 0.0)
+        how = self._coding
+        if how.norms == "fold" and not how.keep_indices:
+            small = round_vectors(small, graph.free_vectors(small, _frozen(self._network)), how.norm_error)
+        return round_norms(small, deviations, how.norm_error if deviations else 0.0)
 
 
 def _frozen(network: nn.Module) -> set[str]:

@@ -383,15 +383,15 @@ def test_few_steps_train_variances_faster_so_that_they_get_where_they_must(model
 
 
 def test_sizes_on_the_way_count_the_whole_file(model):
-    class Raw(nn.Module):
+    class Waves(nn.Module):
         def __init__(self):
             super().__init__()
             self.factors = nn.Parameter(torch.randn(12, generator=torch.Generator().manual_seed(0)))
 
         def forward(self, inputs):
-            return inputs * self.factors
+            return torch.sin(inputs * self.factors)
 
-    network = nn.Sequential(Raw(), *model)
+    network = nn.Sequential(Waves(), *model)
     compressor = compressor_of(
         network,
         RECIPE.override("vd+sws.epochs=0", "quantization.assignment=fit"),

@@ -14,6 +14,7 @@ from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tens
 from bayeszip.graph.to_module import to_module
 from bayeszip.graph.trace import UntraceableModel, trace
 from bayeszip.graph.values import drop_unused_values
+from bayeszip.graph.vectors import free_vectors
 
 __all__ = [
     "FLOATING",
@@ -28,6 +29,7 @@ __all__ = [
     "drop_dead_units",
     "drop_unused_values",
     "fold_norms",
+    "free_vectors",
     "from_state",
     "load_into",
     "order_units",
