@@ -1,5 +1,6 @@
 """Clustering and coding without training; verifying and exporting what is in a file."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -17,6 +18,9 @@ import bayeszip
 from bayeszip import codec, loading
 from bayeszip.cli import main
 from bayeszip.errors import FormatError, ModelError, OutputError, RecipeError
+from bayeszip.graph import to_torch
+from bayeszip.packing.contents import contents_of
+from bayeszip.packing.steps import within_bounds
 from bayeszip.quantize import bounded, cluster
 from bayeszip.recipe import Coding
 
@@ -386,3 +390,57 @@ def test_buffers_are_not_counted_among_parameters(coding):
     assert "positions" in result.compressed.tensors
     assert "27 parameters, 19 not zero" in repr(result)
     assert re.search(r"parameters kept +27, of them 19 not zero", result.report())
+
+
+SHORT_AND_LONG = [torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", SHORT_AND_LONG)
+@pytest.mark.parametrize("with_graph", [True, False])
+@pytest.mark.parametrize("knob", [{}, {"max_error": 0.02}])
+def test_biases_of_every_type_are_rounded_and_come_back_in_it(dtype, with_graph, knob, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 32)).to(dtype).eval()
+    x = torch.randn(4, 12, dtype=dtype)
+    result = bayeszip.pack(net, example_inputs=(x,) if with_graph else None, **knob)
+    assert {type(tensor).__name__ for tensor in result.compressed.tensors.values()} == {"QuantizedTensor"}
+    result.save(tmp_path / "net.bayz")
+    same = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 32)).to(dtype)
+    loaded = bayeszip.load(tmp_path / "net.bayz", into=None if with_graph else same)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    # Units may have changed their places: outputs tell.
+    difference = (loaded(x) - net(x)).abs().max() / net(x).abs().max()
+    assert difference < 0.1
+
+
+@pytest.mark.parametrize("dtype", SHORT_AND_LONG)
+@pytest.mark.parametrize("share", [0.1, 1e-2, 1e-4])
+def test_bounds_hold_in_the_type_that_a_vector_has(dtype, share):
+    torch.manual_seed(0)
+    state = {"a.weight": torch.randn(20, 20), "a.bias": torch.randn(20), "norm.weight": torch.rand(20) + 0.1}
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    contents = contents_of(state)
+    assert set(contents.biases) | set(contents.vectors) == {"a.bias", "norm.weight"}
+    found = within_bounds(dataclasses.replace(contents, matrices={}), share)
+    for name, tensor in found.items():
+        moved = (torch.from_numpy(tensor.dequantize()).to(dtype).double() - state[name].double()).abs()
+        bound = state[name].double().abs()
+        assert (moved <= share * (bound if name == "norm.weight" else bound.max())).all()
+
+
+KEPT = {
+    "too short for a grid": torch.randn(7).half(),
+    "near the end of float16": torch.linspace(1, 65504, 16).half(),
+    "float64 beyond float32": torch.linspace(1, 1e300, 16, dtype=torch.float64),
+    "float64 below float32": torch.linspace(1e-300, 1, 16, dtype=torch.float64),
+    "too close for float32": 1e9 + 1e-6 * torch.rand(16, dtype=torch.float64),
+    "NaN": torch.full((16,), torch.nan).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_vector_that_a_grid_would_harm_is_kept(name):
+    state = {"a.weight": torch.randn(16, 4), "a.bias": KEPT[name]}
+    packed = bayeszip.pack(state).compressed.tensors["a.bias"]
+    assert torch.equal(to_torch(packed).nan_to_num(), KEPT[name].nan_to_num())
+    assert to_torch(packed).dtype == KEPT[name].dtype

@@ -33,7 +33,7 @@ class Contents:
         biases: vectors added to what a matrix makes of its input.
         matrix_of: for each bias that matrix.
         vectors: other vectors: of norms, slopes, factors. They are rounded in proportion to themselves.
-        precisions: of the matrices that have 16 bits.
+        precisions: of those that have 16 bits.
     """
 
     matrices: Mapping[str, np.ndarray]
@@ -70,7 +70,7 @@ def contents_of(tensors: Mapping[str, Tensor], kept: Collection[str] = ()) -> Co
         {name: vectors[name] for name in matrix_of},
         matrix_of,
         {name: array for name, array in vectors.items() if name not in matrix_of and array.size >= SHORTEST},
-        {name: _SHORT[tensors[name].dtype] for name in matrices if tensors[name].dtype in _SHORT},
+        {name: _SHORT[tensors[name].dtype] for name in (*matrices, *vectors) if tensors[name].dtype in _SHORT},
     )
 
 
@@ -98,11 +98,12 @@ def is_matrix(tensor: Tensor) -> bool:
     floating = tensor.dtype in graph.FLOATING.values() and tensor.dim() >= 2 and tensor.numel() > 1
     if not floating or tensor.is_meta or tensor.layout != torch.strided:
         return False
-    as_float32 = tensor.float()
-    if not torch.isfinite(as_float32).all():
-        return False
-    # A float64 tensor whose values lie closer together than float32 can tell apart is kept as it is.
-    return bool((as_float32 - tensor).abs().max() <= 1e-3 * (tensor.max() - tensor.min()))
+    return bool(torch.isfinite(tensor.float()).all()) and _is_told_apart(tensor)
+
+
+def _is_told_apart(tensor: Tensor) -> bool:
+    """Whether float32 has its values: a float64 tensor where they lie closer together than that is kept as it is."""
+    return bool((tensor.float() - tensor).abs().max() <= 1e-3 * (tensor.max() - tensor.min()))
 
 
 def is_statistic(name: str) -> bool:
@@ -115,5 +116,18 @@ def _is_vector(name: str, tensor: Tensor) -> bool:
     tail = name.rpartition(".")[2]
     if not (tail == "weight" or "bias" in tail or is_statistic(name)):
         return False
-    plain = tensor.dtype == torch.float32 and tensor.dim() == 1 and tensor.numel() > 1
-    return plain and not tensor.is_meta and bool(torch.isfinite(tensor).all())
+    # Two bytes an element are soon less than a grid.
+    fewest = SHORTEST if tensor.dtype in _SHORT else 2
+    plain = tensor.dtype in graph.FLOATING.values() and tensor.dim() == 1 and tensor.numel() >= fewest
+    return plain and not tensor.is_meta and tensor.layout == torch.strided and _has_room(tensor)
+
+
+def _has_room(tensor: Tensor) -> bool:
+    """Whether a grid near its values lies in its own type, and in float32."""
+    if tensor.dtype == torch.float32:
+        return bool(torch.isfinite(tensor).all())
+    sizes, float32 = tensor.double().abs(), torch.finfo(torch.float32)
+    least = float32.smallest_normal if tensor.dtype == torch.float64 else 0.0
+    most = min(torch.finfo(tensor.dtype).max, float32.max) / 2
+    even = bool((tensor == tensor[0]).all())
+    return bool(((sizes <= most) & ((sizes >= least) | (sizes == 0))).all()) and (even or _is_told_apart(tensor))

@@ -183,6 +183,9 @@ def within_bounds(contents: Contents, share: float) -> dict[str, QuantizedTensor
     for name, array in contents.vectors.items():
         # A grid of even ratios moves an element by √3 times what it moves them by in the mean.
         rounded = round_vector(array, 0.99 * share / 3**0.5)
-        if rounded is not None and (np.abs(rounded.dequantize() - array) <= share * np.abs(array)).all():
+        if rounded is None:
+            continue
+        values = in_precision(rounded.dequantize(), contents.precisions.get(name, "float32"))
+        if (np.abs(values - array) <= share * np.abs(array)).all():
             tensors[name] = rounded
     return tensors
