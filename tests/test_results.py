@@ -14,6 +14,7 @@ from bayeszip.experiments.curves import NETWORKS
 from bayeszip.experiments.pages import PAGES, inherited, rendered
 from bayeszip.experiments.records import OFFSET_BITS, file_of, history_of, is_of, read, recipe_of
 from bayeszip.fitting import ResidentBatches, evaluate
+from bayeszip.graph.indices import beside_parameters
 from bayeszip.recipe import RECIPES
 from bayeszip.record import size_figures
 from bayeszip.settings import to_dict
@@ -40,15 +41,14 @@ def images_to_test(model):
 def test_a_file_gives_the_figures_of_its_record(experiment, record):
     path = file_of(ROOT / "results" / experiment, record["name"])
     blob, test = path.read_bytes(), images_to_test(record["model"])
-    figures = size_figures(codec.describe(blob))
+    model, description = codec.inspect(blob)
+    figures = size_figures(description, beside_parameters(model))
     if test is not None:
         # Another machine may round a tie between two outputs the other way.
         assert evaluate(loading.load(path), test, cast=True) == pytest.approx(record["accuracy"], abs=2e-4)
     assert {name: figures[name] for name in ("bytes", "params", "nonzero")} == {
         name: record[name] for name in ("bytes", "params", "nonzero")
     }
-    model = codec.decode(blob)
-    description = codec.describe(blob)
     assert codec.encode(model, description.coder, **description.options) == blob
     if record["model"] in OFFSET_BITS:
         assert paper_size(model, OFFSET_BITS[record["model"]]).bytes == record["paper_bytes"]

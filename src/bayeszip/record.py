@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,34 @@ __all__ = ["file_figures", "run_record", "size_figures", "write_record"]
 RECORD = ("result.json", "report.txt", "net.bayz")
 
 
-def file_figures(
-    network: nn.Module, description: Description, test: Loader, judge: Judge | None = None
-) -> dict[str, Any]:
+def file_figures(network: nn.Module, sizes: dict[str, Any], test: Loader, judge: Judge | None = None) -> dict[str, Any]:
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's.
 
     Args:
+        sizes: as `size_figures` gives them.
         judge: measures loss and metric too, if it has them, and an accuracy only where there are classes.
     """
     if judge is None:
-        return {"accuracy": evaluate(network, test, cast=True), **size_figures(description)}
+        return {"accuracy": evaluate(network, test, cast=True), **sizes}
     found = judge(network, test, cast=True)
     metric = {judge.metric.name: found.metric} if judge.metric is not None else {}
     loss = {"loss": found.loss} if judge.likelihood is not None else {}
-    return {"accuracy": found.accuracy, **loss, **metric, **size_figures(description)}
+    return {"accuracy": found.accuracy, **loss, **metric, **sizes}
 
 
-def size_figures(description: Description) -> dict[str, Any]:
-    """The size of a file against its original's, and what is in it."""
+def size_figures(description: Description, beside: Container[str]) -> dict[str, Any]:
+    """The size of a file against its original's, and what is in it.
+
+    Args:
+        beside: tensors that are no parameters, and don't count as such.
+    """
+    held = [tensor for tensor in description.tensors if tensor.name not in beside]
     return {
         "bytes": description.bytes,
         "ratio": 4 * description.original_parameters / description.bytes,
         "params": description.original_parameters,
-        "nonzero": sum(tensor.nonzero for tensor in description.tensors),
-        "params_kept": sum(tensor.size for tensor in description.tensors),
+        "nonzero": sum(tensor.nonzero for tensor in held),
+        "params_kept": sum(tensor.size for tensor in held),
     }
 
 

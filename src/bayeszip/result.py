@@ -15,7 +15,7 @@ from bayeszip.errors import ModelError, printable
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.cost import latency, multiply_adds
-from bayeszip.graph.indices import is_index
+from bayeszip.graph.indices import beside_parameters
 from bayeszip.graph.storable import parameter_count
 from bayeszip.quantize import round_norms, round_vectors
 from bayeszip.recipe import Coding, Recipe
@@ -374,12 +374,11 @@ def coded(
 
 
 def _beside(model: CompressedModel, network: nn.Module | None) -> frozenset[str]:
-    """What a file holds beside parameters; of tensors without a network nobody knows, and all are counted."""
-    if network is None:
-        return frozenset()
-    buffers = {name for name, _ in network.named_buffers()}
+    """What a file holds beside parameters. A network tells more of it than a file does: which kernels are buffers."""
+    buffers = {name for name, _ in network.named_buffers()} if network is not None else set[str]()
     constants = model.graph.constants if model.graph is not None else ()
-    return frozenset(name for name in model.tensors if name in buffers or name in constants or is_index(name))
+    known = beside_parameters(model)
+    return frozenset(name for name in model.tensors if name in known or name in buffers or name in constants)
 
 
 def coder_of(coding: Coding) -> tuple[str, dict[str, int | None]]:

@@ -12,7 +12,7 @@ from itertools import accumulate, repeat
 import numpy as np
 
 from bayeszip.errors import ModelError
-from bayeszip.operators import OPERATORS, AttributeValue
+from bayeszip.operators import BUFFER_ROLES, OPERATORS, AttributeValue
 
 __all__ = [
     "Aim",
@@ -422,6 +422,15 @@ class Graph:
     def tensor_names(self) -> Iterator[str]:
         """The tensors the nodes read, in order of first use."""
         yield from dict.fromkeys(name for node in self.nodes for name in node.tensors if name is not None)
+
+    def buffer_names(self) -> frozenset[str]:
+        """The tensors that nodes read as statistics or masks, not as parameters."""
+        return frozenset(
+            name
+            for node in self.nodes
+            for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True)
+            if name is not None and role in BUFFER_ROLES
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from bayeszip import compressing
 from bayeszip.recipe import recipe
-from bayeszip.record import file_figures, write_record
+from bayeszip.record import file_figures, size_figures, write_record
 from bayeszip.report import Contents, gather
 from bayeszip.snapshots import SNAPSHOTS, SnapshotRecorder
 
@@ -38,5 +38,7 @@ def finished(tmp_path_factory) -> FinishedRun:
         pretrain=True,
         watcher=SnapshotRecorder(folder / SNAPSHOTS),
     )
-    write_record(folder, result, file_figures(result.network(), result.description, batches))
+    write_record(
+        folder, result, file_figures(result.network(), size_figures(result.description, result.beside), batches)
+    )
     return FinishedRun(folder, folder / "net.bayz", gather(folder / "net.bayz", folder))

@@ -328,11 +328,11 @@ def stands_for(monkeypatch, outcome):
 
     def compressed(plan, settings, pruning, show):
         error, size = outcome(next(count), pruning)
-        return SimpleNamespace(accuracy=1 - error, bytes=size, blob=b"", description=None, fit=None)
+        return SimpleNamespace(accuracy=1 - error, bytes=size, blob=b"", description=None, beside=(), fit=None)
 
     monkeypatch.setattr(worker, "_compress", compressed)
     monkeypatch.setattr(worker, "write_record", lambda folder, result, figures: None)
-    monkeypatch.setattr(worker, "size_figures", lambda blob: {})
+    monkeypatch.setattr(worker, "size_figures", lambda description, beside: {})
 
 
 def test_a_worker_records_what_became_of_each_trial(plan, tmp_path, monkeypatch):

@@ -437,9 +437,10 @@ def _recorded(run: Path | None, result: "Result", test: "Loader") -> list[dict[s
     from bayeszip.record import file_figures, size_figures, write_record
 
     every, judge = (result, *result.others), _judge(result)
+    sizes = [size_figures(each.description, each.beside) for each in every]
     if run is not None:
-        write_record(run, result, *(size_figures(each.description) for each in every))
-    figures = [file_figures(each.network(), each.description, test, judge) for each in every]
+        write_record(run, result, *sizes)
+    figures = [file_figures(each.network(), own, test, judge) for each, own in zip(every, sizes, strict=True)]
     if run is not None:
         write_record(run, result, *figures)
     return figures

@@ -41,8 +41,9 @@ def evaluate(
     from bayeszip import codec, loading, models
     from bayeszip.devices import resolve_device
     from bayeszip.fitting import Judge
+    from bayeszip.graph.indices import beside_parameters
     from bayeszip.loaders import load_test, named_loss, named_metric
-    from bayeszip.record import file_figures
+    from bayeszip.record import file_figures, size_figures
 
     target = resolve_device(device)
     network = loading.load(file, into=models.build(into) if into else None, dtype=dtype, map_location=target)
@@ -50,7 +51,9 @@ def evaluate(
     if loss is not None or metric is not None:
         # A loss that nobody asked for may be none of the file's: a cross-entropy of numbers, say.
         judge = Judge(None if loss is None else named_loss(loss), None if metric is None else named_metric(metric))
-    figures = file_figures(network, codec.describe(read_file(file)), load_test(data, device=target).loader, judge)
+    model, description = codec.inspect(read_file(file))
+    sizes = size_figures(description, beside_parameters(model))
+    figures = file_figures(network, sizes, load_test(data, device=target).loader, judge)
     if as_json:
         typer.echo(json.dumps(figures))
     else:

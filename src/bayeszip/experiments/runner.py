@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,6 +34,7 @@ from bayeszip.loaders import Loaders, load_data, load_test, load_weights
 from bayeszip.models import build_seeded
 from bayeszip.processes import Outcome, Workers, side_by_side, untouched_device
 from bayeszip.record import file_figures, size_figures
+from bayeszip.result import Result
 
 __all__ = ["Task", "carry_out", "do", "located"]
 
@@ -103,15 +105,19 @@ def do(task: Task) -> list[Record]:
     )
     endings = dict(zip(task.run.endings, (result, *result.others), strict=True))
     if task.run.sealed:
-        return [record_of(task.run, name, each, size_figures(each.description)) for name, each in endings.items()]
+        return [record_of(task.run, name, each, _sizes(each)) for name, each in endings.items()]
     # On a CPU, as anyone can repeat it.
     test = load_test(task.data, device=torch.device("cpu")).loader
     before, records = evaluate(network.to(device), test), []
     for name, each in endings.items():
-        figures = {**file_figures(each.network().cpu(), each.description, test), "accuracy_before": before}
+        figures = {**file_figures(each.network().cpu(), _sizes(each), test), "accuracy_before": before}
         each.save(file_of(task.folder, name))
         records.append(record_of(task.run, name, each, figures))
     return records
+
+
+def _sizes(result: Result) -> dict[str, Any]:
+    return size_figures(result.description, result.beside)
 
 
 def _pretrain(task: Task, loaders: Loaders, device: torch.device) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 
 from bayeszip.errors import ModelError, shown
 from bayeszip.limits import Budget, Limits
-from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["dense_state", "is_index", "narrowed", "surviving", "with_indices"]
+__all__ = ["beside_parameters", "dense_state", "is_index", "narrowed", "surviving", "with_indices"]
 
 #: Masks are tensors of this name with a number; the tensor of the name itself says which dimension has which mask.
 _NAME = "_kept"
@@ -23,6 +22,15 @@ Surviving = dict[str, list[np.ndarray]]
 def is_index(name: str) -> bool:
     """Whether a tensor of this name says what survived, and is no part of the network."""
     return name == _NAME or name.startswith(f"{_NAME}.")
+
+
+def beside_parameters(model: CompressedModel) -> frozenset[str]:
+    """The tensors that are no parameters, as far as a file tells: what its graph reads as buffers, and what survived.
+
+    Without a graph nobody knows of buffers.
+    """
+    buffers = model.graph.buffer_names() if model.graph is not None else frozenset[str]()
+    return buffers | frozenset(filter(is_index, model.tensors))
 
 
 def surviving(model: CompressedModel) -> Surviving:
@@ -76,14 +84,9 @@ def dense_state(model: CompressedModel, limits: Limits | Budget | None = None) -
 
 
 def _parameters(model: CompressedModel) -> int:
-    """How many of the model's numbers are parameters: neither statistics nor masks nor other buffers."""
-    nodes = model.graph.nodes if model.graph else ()
-    roles = {name: role for node in nodes for name, role in zip(node.tensors, OPERATORS[node.op].tensors, strict=True)}
-    return sum(
-        tensor.size
-        for name, tensor in model.tensors.items()
-        if not is_index(name) and roles.get(name) not in BUFFER_ROLES
-    )
+    """How many of the model's numbers are parameters."""
+    beside = beside_parameters(model)
+    return sum(tensor.size for name, tensor in model.tensors.items() if name not in beside)
 
 
 def _scattered(tensor: QuantizedTensor | RawTensor, masks: Sequence[np.ndarray]) -> np.ndarray:

@@ -24,7 +24,7 @@ from bayeszip.graph.soundness import (
 )
 from bayeszip.graph.state import charge_loaded, loaded_dtype, stated_dtype, to_torch
 from bayeszip.limits import Budget, Limits
-from bayeszip.operators import BUFFER_ROLES, OPERATORS
+from bayeszip.operators import OPERATORS
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor, sized
 
 __all__ = ["Network", "to_module"]
@@ -174,7 +174,7 @@ def _filled(
     dtype: torch.dtype,
 ) -> Network:
     """The network with its tensors, each at its name."""
-    buffers = _buffer_names(graph)
+    buffers = graph.buffer_names()
     for name, tensor in model.tensors.items():
         if is_index(name):
             continue
@@ -312,12 +312,3 @@ def _attributes(kind: Hashable) -> frozenset[str]:
 
 def _refused(name: str, reason: str) -> FormatError:
     return FormatError(f"a tensor can't be called {shown(name)}: {reason}")
-
-
-def _buffer_names(graph: Graph) -> set[str]:
-    return {
-        name
-        for node in graph.nodes
-        for role, name in zip(OPERATORS[node.op].tensors, node.tensors, strict=True)
-        if name is not None and role in BUFFER_ROLES
-    }

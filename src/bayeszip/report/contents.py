@@ -14,9 +14,8 @@ from bayeszip.errors import DataError
 from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
 from bayeszip.graph import check_sound
-from bayeszip.graph.indices import is_index, surviving
+from bayeszip.graph.indices import beside_parameters, is_index, surviving
 from bayeszip.graph.storable import parameter_count
-from bayeszip.operators import BUFFER_ROLES, OPERATORS
 from bayeszip.report.first_layer import Picture, first_layer, values_of
 from bayeszip.report.quoted import Quoted, quoted_for
 from bayeszip.report.run import Run, read_run
@@ -217,7 +216,7 @@ def _known_network(description: Description) -> tuple[str | None, dict[str, tupl
 
 
 def _layers(description: Description, model: CompressedModel, shapes: dict[str, tuple[int, ...]]) -> Iterator[Layer]:
-    outputs, untrained = _output_dims(model), _untrained(model)
+    outputs, untrained = _output_dims(model), beside_parameters(model)
     for tensor in description.tensors:
         if is_index(tensor.name):
             continue
@@ -233,17 +232,6 @@ def _layers(description: Description, model: CompressedModel, shapes: dict[str, 
             tensor.shape[dim] if has_units else None,
             tensor.name not in untrained,
         )
-
-
-def _untrained(model: CompressedModel) -> set[str]:
-    """Tensors that the graph reads as statistics or masks."""
-    nodes = model.graph.nodes if model.graph else ()
-    return {
-        name
-        for node in nodes
-        for name, role in zip(node.tensors, OPERATORS[node.op].tensors, strict=True)
-        if name is not None and role in BUFFER_ROLES
-    }
 
 
 def _output_dims(model: CompressedModel) -> dict[str, int]:

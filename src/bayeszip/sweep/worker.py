@@ -158,7 +158,7 @@ def _run(plan: Plan, study: SharedStudy, trial: "optuna.Trial", folder: Path, sh
         study.fail(trial, str(failure))
         return Outcome(trial.number, "failed", settings, why=str(failure))
     # Without a figure on test data: the trial takes part in a choice.
-    write_record(folder, result, size_figures(result.description))
+    write_record(folder, result, size_figures(result.description, result.beside))
     error = 1 - _accuracy(result)
     study.complete(trial, (error, result.bytes), milestones=pruning.milestones, seconds=_seconds(result))
     return Outcome(trial.number, "complete", settings, error, result.bytes)
