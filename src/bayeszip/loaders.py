@@ -38,6 +38,7 @@ TAKEN = frozenset((
     "validation_accuracy_trained", "validation_accuracy_snapped", "validation_accuracy", "validation_loss_before",
     "validation_loss", "metric", "validation_metric_before", "validation_metric", "seconds", "seed", "target",
     "strength", "rate", "augment", "device", "versions", "recipe", "warnings", "history", "others", "file",
+    "hold_out",
 ))  # fmt: skip
 
 

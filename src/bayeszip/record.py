@@ -105,7 +105,11 @@ def _metric_figures(result: Result, fit: Fit) -> dict[str, Any]:
 
 
 def write_record(
-    folder: str | os.PathLike[str], result: Result, figures: dict[str, Any], *others: dict[str, Any]
+    folder: str | os.PathLike[str],
+    result: Result,
+    figures: dict[str, Any],
+    *others: dict[str, Any],
+    hold_out: bool = True,
 ) -> None:
     """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
 
@@ -113,13 +117,16 @@ def write_record(
 
     Args:
         others: the figures of the result's others; each has its record in a folder `rate=…` below, and a line here.
+        hold_out: as `--hold-out` says; only where nothing was to be held out does the record tell.
 
     Raises:
         OutputError: the folder or a file can't be written.
     """
     record, target = run_record(result, figures), create_folder(folder)
+    if not hold_out:
+        record["hold_out"] = False
     for other, own in zip(result.others, others, strict=True):
-        write_record(target / f"rate={other.rate:g}", other, own)
+        write_record(target / f"rate={other.rate:g}", other, own, hold_out=hold_out)
         record.setdefault("others", []).append({"rate": other.rate, **own})
     write_atomically(target / "net.bayz", result.blob)
     write_atomically(target / "report.txt", result.report().encode())

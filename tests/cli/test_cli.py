@@ -431,7 +431,12 @@ def test_all_images_are_trained_on_where_none_are_held_out(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout
     assert "validation" not in done.stdout
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["validation_accuracy"] is None
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["validation_accuracy"] is None
+    assert record["hold_out"] is False
+    done = run("report", tmp_path / "x.bayz", "--run", tmp_path / "run", "-o", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    assert "all examples, none held out" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def compress(
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
-    with _missed_is_kept(output, run, reported.loader), _watched(chosen, pretrain, further, run, log) as watcher:
+    with _missed_is_kept(output, run, reported, hold_out), _watched(chosen, pretrain, further, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -267,7 +267,7 @@ def compress(
             **goal,
             **way,
         )
-    _deliver(result, reported, output, run, as_json)
+    _deliver(result, reported, output, run, hold_out, as_json)
     leave()
 
 
@@ -403,7 +403,9 @@ def _check_places(output: Path | None, run: Path | None, rates: Sequence[float])
             create_folder(run)
 
 
-def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | None, as_json: bool) -> None:
+def _deliver(
+    result: "Result", reported: "Reported", output: Path, run: Path | None, hold_out: bool, as_json: bool
+) -> None:
     """Write the file and the record, and say what they are; of several processes the first does."""
     from bayeszip.fitting.launch import is_main_process
 
@@ -413,7 +415,7 @@ def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | N
     for path, each in places.items():
         each.save(path)
     with _told_if_judging_fails(output):
-        figures = _recorded(run, result, reported.loader)
+        figures = _recorded(run, result, reported.loader, hold_out)
     if as_json:
         told = [{**own, "warnings": list(each.warnings)} for each, own in zip(places.values(), figures, strict=True)]
         others = [
@@ -429,7 +431,7 @@ def _deliver(result: "Result", reported: "Reported", output: Path, run: Path | N
         typer.echo(f"{reported.kind} {said}, written to {path}")
 
 
-def _recorded(run: Path | None, result: "Result", test: "Loader") -> list[dict[str, Any]]:
+def _recorded(run: Path | None, result: "Result", test: "Loader", hold_out: bool) -> list[dict[str, Any]]:
     """What the result and its others come to on test data; also in the record, which is there before them.
 
     Test data can fail like any other, and a training is not to be lost by it.
@@ -439,10 +441,10 @@ def _recorded(run: Path | None, result: "Result", test: "Loader") -> list[dict[s
     every, judge = (result, *result.others), _judge(result)
     sizes = [size_figures(each.description, each.beside) for each in every]
     if run is not None:
-        write_record(run, result, *sizes)
+        write_record(run, result, *sizes, hold_out=hold_out)
     figures = [file_figures(each.network(), own, test, judge) for each, own in zip(every, sizes, strict=True)]
     if run is not None:
-        write_record(run, result, *figures)
+        write_record(run, result, *figures, hold_out=hold_out)
     return figures
 
 
@@ -461,7 +463,7 @@ def _judge(result: "Result") -> "Judge | None":
 
 
 @contextlib.contextmanager
-def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[None]:
+def _missed_is_kept(output: Path, run: Path | None, reported: "Reported", hold_out: bool) -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays beside the output, and in the run's folder."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.result import Result
@@ -476,7 +478,7 @@ def _missed_is_kept(output: Path, run: Path | None, test: "Loader") -> Iterator[
         result.save(nearest)
         if run is not None:
             with _told_if_judging_fails(nearest):
-                _recorded(run, result, test)
+                _recorded(run, result, reported.loader, hold_out)
         where = f"{nearest}, and in {run}" if run is not None else nearest
         raise TargetError(f"{error}. What was reached is in {where}", result) from error
 

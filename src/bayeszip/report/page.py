@@ -480,6 +480,7 @@ def _provenance(contents: Contents) -> Markup:
         facts += [
             ("recipe", f"{run.recipe.get('name', 'without a name')}, seed {run.seed}"),
             ("phases", ", ".join(f"{span.name} {span.end - span.start}" for span in contents.spans()) + " epochs"),
+            *(() if run.hold_out else (("trained on", "all examples, none held out for validation"),)),
             ("device", run.device),
             ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
         ]

@@ -42,6 +42,8 @@ class Run:
     history: tuple[EpochStats, ...]
     snapshots: Snapshots
     others: tuple[Other, ...] = ()
+    #: Whether examples were set aside for validation, as far as the record tells; older ones don't.
+    hold_out: bool = True
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -71,6 +73,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
                 Other(_finite(other["rate"]), int(other["bytes"]), _share(other, "accuracy"))
                 for other in held.get("others", ())
             ),
+            hold_out=held.get("hold_out", True) is not False,
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path} is not the record of a run: {type(error).__name__}: {error}") from error
