@@ -263,6 +263,20 @@ OPERATORS: dict[str, Operator] = {
         _recurrent("lstm_from", 105, _RESULT, states=2),
         _recurrent("gru_from", 106, states=1),
         _recurrent("rnn_from", 107, _ACTIVATION, states=1),
+        # The k largest, or smallest, of a dimension in their order, or where they lie.
+        Operator(
+            "topk",
+            108,
+            attributes=(
+                Attribute("k", "int", 1),
+                Attribute("dim", "int", -1),
+                Attribute("largest", "bool", True),
+                Attribute("result", "choice", "values", ("values", "indices")),
+            ),
+        ),
+        # An element of a dimension of the first input for each of the whole numbers in the second, which is as large in
+        # all other dimensions.
+        Operator("gather", 109, inputs=2, attributes=(Attribute("dim", "int", 1),)),
     )
 }
 

@@ -431,8 +431,9 @@ def _run(model: CompressedModel, network: Callable[..., Any], path: Path, seed: 
             litter = [torch.full((dice_size,), float("nan")) for dice_size in (3, 17, 400, 9000)] if second else []
             try:
                 answers.append(outputs_of(net(*inputs)))
-            except IndexError as error:  # numbers that the network computes, and then picks rows by
-                if any(node.op in ("take", "embedding") for node in model.graph.nodes):
+            except (IndexError, RuntimeError) as error:  # numbers that the network computes, and then picks rows by
+                kind = ("take", "embedding") if isinstance(error, IndexError) else ("gather",)
+                if any(node.op in kind for node in model.graph.nodes) and "out of" in str(error):
                     raise ModelError(str(error)) from error
                 raise
             except ValueError as error:  # an input that is stated after all

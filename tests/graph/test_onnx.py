@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayeszip import codec
 from bayeszip.errors import ModelError
 from bayeszip.graph import from_state, to_module, trace
 from bayeszip.graph.onnx import to_onnx
@@ -128,3 +129,33 @@ def test_long_gaps_are_filled_with_zeros():
     scattered[np.cumsum(steps.astype(int))] = entries
     assert np.array_equal(scattered, indices)
     assert _gaps(np.zeros(4, dtype=np.int64)) is None
+
+
+class Picks(nn.Module):
+    """Rows of a table in bags, classes, the largest and what lies where they do, of tokens and a number for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.table, self.out = nn.EmbeddingBag(9, 4, mode="mean"), nn.Embedding(9, 6), nn.Linear(10, 3)
+
+    def forward(self, tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.table(tokens)
+        own = rows.gather(1, last[:, None, None].expand(-1, 1, 6))[:, 0]
+        values, places = rows.topk(2, 1)
+        classes = nn.functional.one_hot(tokens, 9).to(rows.dtype).mean(1)
+        return self.out(torch.cat([self.bag(tokens), own], 1)), values + rows.gather(1, places), classes
+
+
+def test_what_picks_and_sorts_is_exported_and_agrees():
+    torch.manual_seed(0)
+    network = Picks().eval()
+    inputs = torch.randint(0, 9, (4, 5)), torch.randint(0, 5, (4,))
+    graph = trace(network, inputs)
+    model = CompressedModel(from_state(network, graph=graph), graph)
+    assert codec.decode(codec.encode(model)) == model
+    blob = to_onnx(model)
+    session = runtime.InferenceSession(blob, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (each.numpy() for each in inputs), strict=True)))
+    for one, other in zip(network(*inputs), found, strict=True):
+        assert np.allclose(one.detach().numpy(), other, atol=1e-5)

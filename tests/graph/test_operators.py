@@ -78,6 +78,18 @@ class FromState(nn.Module):
         return torch.cat([output[:, -1], *hidden, *cell], 1)
 
 
+class Bags(nn.Module):
+    """Rows of a table in bags of one length, by numbers from 0 to 2 that the input gives."""
+
+    def __init__(self, mode: str, *, weighed: bool = False, padding: int | None = None) -> None:
+        super().__init__()
+        self.table, self.weighed = nn.EmbeddingBag(3, 4, mode=mode, padding_idx=padding), weighed
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = (x > 0).long() + (x > 1).long()
+        return self.table(numbers, per_sample_weights=x.sigmoid() if self.weighed else None)
+
+
 class CrossAttention(nn.Module):
     """Of packed projections only a part is applied to each input."""
 
@@ -312,6 +324,22 @@ LAYERS |= {
         SEQUENCE,
     ),
     "unused random numbers": (lambda x: (torch.rand(3), x + 1)[1], VECTOR),
+    "the largest of a dimension": (lambda x: x.topk(3, 1)[0] + x.topk(3, 1, largest=False)[0].flip(1), SEQUENCE),
+    "where the largest lie": (lambda x: x.topk(2)[1] * 2 + x.topk(2, sorted=True).values.long(), SEQUENCE),
+    "picked for each": (
+        lambda x: x.gather(1, (x > 0).long()[:, :2]) + x.gather(-1, (x > 1).int().long())[:, 1:3],
+        SEQUENCE,
+    ),
+    "picked from a part": (lambda x: x.gather(1, (x > 0).long()[:, 1:, :4]), SEQUENCE),
+    "one picked for all": (lambda x: x.gather(1, x.mean(2).argmax(1)[:, None, None].expand(-1, 1, 6)), SEQUENCE),
+    "one picked by its place": (lambda x: x.gather(1, x.topk(2, 1)[1]).mean(1), SEQUENCE),
+    "one hot": (lambda x: F.one_hot((x > 0).long() + (x > 1).long(), 4).float() * x[..., None], VECTOR),
+    "bags, summed up": (Bags("sum"), VECTOR),
+    "bags, weighed": (Bags("sum", weighed=True), VECTOR),
+    "bags, averaged": (Bags("mean"), VECTOR),
+    "bags, the largest": (Bags("max"), VECTOR),
+    "bags, summed up without padding": (Bags("sum", padding=0), VECTOR),
+    "bags, averaged without padding": (Bags("mean", padding=1), VECTOR),
     "cross attention": (Function(lambda x: x, CrossAttention()), SEQUENCE),
     "computed weights": (Function(lambda x: x, ComputedWeights()), SEQUENCE),
 }
@@ -350,6 +378,9 @@ def test_the_graph_computes_what_the_module_does(name):
         (lambda x: x / x.shape[0], VECTOR, "aten.div.Tensor"),
         (lambda x: F.conv2d(x, x.mean((0, 2, 3)).reshape(1, 4, 1, 1)), IMAGE, r"'aten.mean.dim' over the batch"),
         (lambda x: F.conv2d(x, torch.ones(1, 4, 1, 1) * 2), IMAGE, r"'aten.conv2d.default' with mul.* is computed"),
+        (lambda x: x.topk(1, 0)[0] + x, VECTOR, r"'aten.topk.default' over the batch"),
+        (lambda x: x.gather(0, (x > 0).long()), VECTOR, r"'aten.gather.default' along the batch"),
+        (Bags("max", padding=0), VECTOR, "that takes the largest and has padding, used in 'function.table'"),
         (lambda x: x[x > 0], VECTOR, "can't follow|is not in the closed list"),
     ],
 )  # fmt: skip

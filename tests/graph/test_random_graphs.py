@@ -243,6 +243,17 @@ def take(s: Sketch) -> None:
     s.emit("take", x, s.emit("buffer", tensors=(s.store(RawTensor(places.astype("<i8"), "int64")),)), dim=dim)
 
 
+def largest(s: Sketch) -> None:
+    """By themselves, or picked by their places: which of several equal ones is meant makes no difference."""
+    x = s.value(2, 3, 4)
+    dim = s.draw(st.integers(1, len(s.shapes[x]) - 1))
+    said = {"k": s.draw(st.integers(1, s.shapes[x][dim])), "dim": dim, "largest": s.choose(True, False)}
+    if s.choose(True, False):
+        s.emit("topk", x, **said)
+    else:
+        s.emit("gather", x, s.emit("topk", x, **said, result="indices"), dim=dim)
+
+
 def choice(s: Sketch) -> None:
     """One value or another, by which is larger."""
     x = s.value(2, 3, 4)
@@ -318,7 +329,7 @@ def shared(s: Sketch) -> None:
 GROWTH = (
     convolution, convolution, convolution, transposed_convolution, norm, norm, layer_norm, linear, linear, activation,
     activation, scalar, pool, resize, pad, combine, combine, excite, concat, part, select, reduce, to_sequence, flatten,
-    permute, reshape, softmax, take, choice, attention, batch_folded, recurrent, parameter, shared,
+    permute, reshape, softmax, take, largest, choice, attention, batch_folded, recurrent, parameter, shared,
 )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import torch
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph import check_sound, to_module
 from bayeszip.graph.families import RULES
+from bayeszip.graph.soundness import charge_run
+from bayeszip.limits import Budget, LimitExceeded, Limits
 from bayeszip.operators import OPERATORS, AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
@@ -115,6 +117,64 @@ def test_stored_numbers_pick_rows_that_exist():
     for place in (3, -1):
         with pytest.raises(FormatError, match="picks rows"):
             to_module(stated(*nodes, places=RawTensor(np.array([0, place], dtype=np.int64), "int64")))
+
+
+def test_stored_numbers_gather_what_exists():
+    nodes = (Node("parameter", (), ("table",)), Node("buffer", (), ("places",)), Node("gather", (2, 3), (), {"dim": 0}))
+    table = RawTensor(np.arange(6, dtype=np.float32).reshape(3, 2), "float32")
+    for place, whole in ((2, True), (3, False), (-1, False)):
+        model = stated(*nodes, table=table, places=RawTensor(np.array([[0, place]], dtype=np.int64), "int64"))
+        if whole:
+            assert to_module(model)(torch.ones(1, 3)).tolist() == [[0.0, 5.0]]
+            continue
+        with pytest.raises(FormatError, match="picks rows"):
+            to_module(model)
+
+
+@pytest.mark.parametrize(("k", "dim"), [(0, 1), (-1, 1), (4, 1), (2**60, 1), (True, 0), (1, 0), (1, 2), (1, -3)])
+def test_no_more_of_a_dimension_is_sought_than_there_is(k, dim):
+    said = {"k": k, "dim": dim, "largest": True, "result": "values"}
+    with pytest.raises(FormatError, match="topk"):
+        to_module(stated(Node("topk", (1,), (), said)))
+
+
+def test_what_cannot_be_sorted_or_is_no_number_of_a_place_is_refused():
+    said = {"k": 2, "dim": 1, "largest": True, "result": "values"}
+    truth = Node("compare_scalar", (1,), (), {"relation": "gt", "value": 0.0})
+    with pytest.raises(FormatError, match=r"node 2 \(topk\) can't be computed"):
+        to_module(stated(truth, Node("topk", (2,), (), said)))
+    with pytest.raises(FormatError, match="gather picks by whole numbers in int64"):
+        to_module(stated(Node("gather", (1, 1), (), {"dim": 1})))
+
+
+@pytest.mark.parametrize("places", [(2,), (1, 2, 1), (2, 3), (0, 2)])
+def test_numbers_that_do_not_fit_what_they_pick_from_are_refused(places):
+    nodes = (Node("parameter", (), ("table",)), Node("buffer", (), ("places",)), Node("gather", (2, 3), (), {"dim": 0}))
+    table = RawTensor(np.ones((3, 2), dtype=np.float32), "float32")
+    with pytest.raises(FormatError, match=r"gather|empty"):
+        to_module(stated(*nodes, table=table, places=RawTensor(np.zeros(places, dtype=np.int64), "int64")))
+
+
+def test_numbers_that_pick_what_is_not_there_end_in_an_error_of_torch():
+    network = to_module(stated(Node("cast", (1,), (), {"dtype": "int64"}), Node("gather", (1, 2), (), {"dim": 1})))
+    assert network(torch.tensor([[2.0, 0.0, 1.0]])).tolist() == [[1.0, 2.0, 0.0]]
+    for wrong in (3.0, -1.0, 1e18):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            network(torch.tensor([[0.0, wrong, 1.0]]))
+
+
+@pytest.mark.parametrize(("op", "said"), [("topk", {"k": 900}), ("gather", {})])
+def test_what_sorting_and_picking_allocate_is_held_against_the_budget(op, said):
+    places = Node("topk", (1,), (), {"k": 900, "dim": 1, "largest": True, "result": "indices"})
+    last = Node(op, (1,) if op == "topk" else (1, 2), (), {"dim": 1, **said})
+    nodes = (Node("input", (0,), (), {"shape": (1000,)}), places, last)
+    model = CompressedModel({}, Graph(1, nodes, (3,)))
+    check_sound(model, Limits(values=1000))
+    charge_run(model, Budget(Limits(memory=10**6, operations=10**6)))
+    with pytest.raises(LimitExceeded):
+        check_sound(model, Limits(values=899))
+    with pytest.raises(LimitExceeded):
+        charge_run(model, Budget(Limits(memory=10**5)))
 
 
 def test_values_of_too_many_dimensions_are_refused():

@@ -223,12 +223,22 @@ def _index_select(lowering: Lowering, call: Call) -> int:
 
 
 def _gather(lowering: Lowering, call: Call) -> int:
-    """Of one row by one row of numbers, such as those of positions."""
-    dim = call["dim"] % rank_of(call.source)
-    for shape in (shape_of(call.source), shape_of(call["index"])):
-        if any(size != 1 for place, size in enumerate(shape) if place != dim):
-            raise call.unsupported("of more than one row")
-    return _taken(lowering, call, dim, [call["index"]])
+    """Of one row by one row of numbers, such as those of positions; of many, each by its own."""
+    dim, places = call["dim"] % rank_of(call.source), shape_of(call["index"])
+    shape = shape_of(call.source)
+    if shape[dim] < 0:
+        raise call.unsupported("along the batch")
+    if all(size == 1 for each in (shape, places) for at, size in enumerate(each) if at != dim):
+        return _taken(lowering, call, dim, [call["index"]])
+    value, index = lowering.value(call.source), lowering.value(call["index"])
+    for at, (size, taken) in enumerate(zip(shape, places, strict=True)):
+        if at != dim and size != taken:
+            if min(size, taken) < 0:
+                raise call.unsupported("of a part of the batch")
+            value = lowering.sliced(value, at, 0, taken)
+    if call["index"].meta["val"].dtype != torch.int64:
+        index = lowering.emit("cast", [index], dtype="int64")
+    return lowering.emit("gather", [value, index], dim=dim)
 
 
 def _index(lowering: Lowering, call: Call) -> int:
@@ -270,6 +280,50 @@ def _flat_index(lowering: Lowering, call: Call, indices: Sequence[Any], sizes: S
         raise call.unsupported("by indices that depend on the sample")
     at, count = lowering.value(indices[0]), math.prod(shape)
     return at if len(shape) == 1 else lowering.emit("view", [at], shape=(count,)), count
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _one_hot(lowering: Lowering, call: Call) -> int:
+    """Which of the classes it is: each number beside all of them."""
+    value = lowering.emit("view", [lowering.value(call.source)], shape=(*shape_of(call.source), 1))
+    classes = lowering.emit("arange", [lowering.reference()], size=call.shape[-1])
+    return lowering.emit("cast", [lowering.emit("compare", [value, classes], relation="eq")], dtype="int64")
+
+
+def _embedding_bag(lowering: Lowering, call: Call) -> Lowered:
+    """Rows of a table, summed up, averaged, or the largest of them, in bags of one length."""
+    (bags,), (numbers,) = shape_of(call["offsets"]), shape_of(call["indices"])
+    length, known = numbers // bags, lowering.sized(call["offsets"])
+    even = known and all(torch.equal(found, torch.arange(-bags * batch) * length) for batch, found in known)
+    if call["include_last_offset"] or not even or bags * length != numbers:
+        raise call.unsupported("of bags that differ in length")
+    at = lowering.emit("view", [lowering.value(call["indices"])], shape=(bags, length))
+    padding = -1 if call["padding_idx"] is None else call["padding_idx"]
+    rows = lowering.emit("embedding", [at], [lowering.tensor(call["weight"])], padding_idx=padding)
+    if call["per_sample_weights"] is not None:
+        weights = lowering.emit("view", [lowering.value(call["per_sample_weights"])], shape=(bags, length, 1))
+        rows = lowering.emit("mul", [rows, weights])
+    if padding >= 0:
+        return (_without_padding(lowering, call, at, rows, padding),)
+    return (lowering.emit(("sum", "mean", "amax")[call["mode"]], [rows], dims=(1,)),)
+
+
+def _without_padding(lowering: Lowering, call: Call, at: int, rows: int, padding: int) -> int:
+    """The sum or the mean of the rows that are no padding; of none, 0."""
+    if call["mode"] == 2:
+        raise call.unsupported("that takes the largest and has padding")
+    (bags,), (numbers,) = shape_of(call["offsets"]), shape_of(call["indices"])
+    length = numbers // bags
+    is_padding = lowering.emit("compare_scalar", [at], relation="eq", value=float(padding))
+    mask = lowering.emit("view", [is_padding], shape=(bags, length, 1))
+    total = lowering.emit("sum", [lowering.emit("masked_fill", [rows, mask], value=0.0)], dims=(1,))
+    if call["mode"] == 0:
+        return total
+    counted = lowering.emit("cast", [lowering.emit("logical_not", [mask])], dtype="float32")
+    count = lowering.emit("clamp", [lowering.emit("sum", [counted], dims=(1,))], min=1.0, max=float(length))
+    return lowering.emit("div", [total, count])
 
 
 # ── products ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -316,5 +370,7 @@ COMPOSED: dict[str, Lower] = {
     "index_select": _index_select,
     "gather": _gather,
     "index": _index,
+    "one_hot": _one_hot,
+    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
     "bilinear": _bilinear,
 }

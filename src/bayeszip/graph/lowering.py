@@ -240,6 +240,10 @@ class Lowering:
         found = self._constants.get(node)
         return found if isinstance(found, Tensor) else None
 
+    def sized(self, node: Any) -> tuple[tuple[int, Any], ...]:
+        """What a node stands for at several batch sizes, if it depends on nothing else; else none."""
+        return tuple(zip(_BATCHES, self._sized[node], strict=True)) if node in self._sized else ()
+
     def number(self, argument: Any) -> float | None:
         """An operand that is one number: written in the code, or a constant of one element."""
         if isinstance(argument, fx.Node):

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import Shape, elements
 from bayeszip.graph.free import input_shapes, runnable_sizes
-from bayeszip.graph.soundness import charge_run, refusing
+from bayeszip.graph.soundness import charge_run, refusing, shapes
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
@@ -148,6 +148,8 @@ def random_inputs(
 
 #: Whole numbers below this are themselves as floats.
 _EXACT = 2.0**53
+#: What picks from its first input by its second.
+_PICKING = ("take", "gather")
 #: What leaves numbers as they are, or lays them out otherwise.
 _PASSING = ("cast", "view", "reshape", "flatten", "select", "slice", "permute", "expand")
 
@@ -156,10 +158,13 @@ def _picked_rows(model: CompressedModel, graph: Graph, value: int) -> list[tuple
     """For each table whose rows a value picks, perhaps moved by a constant: what picks the first, and the last."""
     moved, found = {value: 0.0}, []
     for place, node in enumerate(graph.nodes, graph.inputs):
-        shift = moved.get(node.inputs[0]) if node.inputs else None
+        shift = moved.get(node.inputs[-1 if node.op in _PICKING else 0]) if node.inputs else None
         if shift is None:
             continue
-        if node.op == "embedding":
+        if node.op in _PICKING:
+            rows = shapes(model)[node.inputs[0]][int(str(node.attributes["dim"]))]
+            found.append((math.ceil(-shift), math.floor(rows - 1 - shift)))
+        elif node.op == "embedding":
             rows = model.tensors[str(node.tensors[0])].shape[0]
             found.append((math.ceil(-shift), math.floor(rows - 1 - shift)))
         elif node.op == "add_scalar" and abs(further := shift + float(str(node.attributes["value"]))) < _EXACT:

@@ -197,7 +197,7 @@ def stored_picks(model: CompressedModel) -> dict[str, tuple[int, int]]:
     return found
 
 
-_PICKING = ("take", "embedding")
+_PICKING = ("take", "embedding", "gather")
 
 
 def _check_picks(

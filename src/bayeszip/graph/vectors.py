@@ -25,6 +25,7 @@ _MIXES = frozenset(("matmul", "attention", "softmax", "log_softmax"))
 #: These make much of a small error: waves turn by it, exponentials grow by it, steps fall to the other side.
 _MAGNIFIES = frozenset((
     "sin", "cos", "exp", "expm1", "floor", "round", "sign", "compare", "compare_scalar", "cast", "argmax",
+    "topk",
 ))  # fmt: skip
 
 #: Shorter ones are not worth a grid of their own.

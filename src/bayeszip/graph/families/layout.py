@@ -313,6 +313,42 @@ class Take(Rule):
         return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
 
 
+class Gather(Rule):
+    """An element of one dimension for each of many numbers; as these are given, all of the dimension stays."""
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape, places), dim = inputs, dimension(node, "dim", len(inputs[0]))
+        if len(places) != len(shape) or min(places[dim], shape[dim]) < 1:
+            raise ModelError(f"gather: numbers of shape {places} can't pick from dimension {dim} of shape {shape}")
+        if any(one != other for at, (one, other) in enumerate(zip(shape, places, strict=True)) if at != dim):
+            raise ModelError(f"gather: numbers of shape {places} don't fit a value of shape {shape} beside {dim}")
+        return places
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        return x[0].gather(a["dim"], x[1])
+
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        if x[1].dtype != torch.int64:
+            raise ModelError(f"gather picks by whole numbers in int64, not by {x[1].dtype}")
+        return self.compute(x, tensors, a)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        source, places, output = *site.inputs, site.output
+        dim = dimension(site.node, "dim", len(output.shape))
+        atoms.pin(source.coordinates[dim], places.coordinates[dim], output.coordinates[dim])
+        for at in range(len(output.shape)):
+            if at != dim:
+                atoms.join(source.coordinates[at], output.coordinates[at])
+                atoms.join(places.coordinates[at], output.coordinates[at])
+
+    def constants(self, site: Site) -> np.ndarray:
+        """What is constant all along the dimension."""
+        dim = dimension(site.node, "dim", len(site.output.shape))
+        constants = site.inputs[0].constants
+        first = constants.take([0], axis=dim)
+        return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
+
+
 class Pad(Rule):
     """More elements at the ends of the last dimensions; those dimensions stay as they are."""
 
@@ -523,6 +559,7 @@ OPERATORS: dict[str, Rule] = {
     "slice": Slice(),
     "select": Select(),
     "take": Take(),
+    "gather": Gather(),
     "pad": Pad(),
 }
 

@@ -132,6 +132,41 @@ class ArgMax(Reduction):
         return np.full((1,) * len(site.output.shape), UNKNOWN)
 
 
+class TopK(Rule):
+    """The largest, or smallest, of a dimension, which stays as it is; or where they lie."""
+
+    def operations(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        return elements(inputs[0]) * max(1, max(map(extent, inputs[0])).bit_length())
+
+    def workspace(self, inputs: Sequence[Shape], output: Shape, tensors: Sequence[Shape | None]) -> int:
+        """Torch sorts a copy with places beside it, and gives values and places, whichever is asked for."""
+        return 2 * elements(inputs[0]) + elements(output)
+
+    def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
+        (shape,), dim, count = inputs, dimension(node, "dim", len(inputs[0])), node.attributes["k"]
+        if shape[dim] < 0:
+            raise ModelError("topk over the batch: samples would depend on each other")
+        if not isinstance(count, int) or not 1 <= count <= shape[dim]:
+            raise ModelError(f"topk: there are no {count!r} elements in dimension {dim} of shape {shape}")
+        return (*shape[:dim], count, *shape[dim + 1 :])
+
+    def compute(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        values, indices = torch.topk(x[0], a["k"], a["dim"], a["largest"], sorted=True)
+        return indices if a["result"] == "indices" else values
+
+    def rehearse(self, x: Values, tensors: Held, a: Attributes) -> torch.Tensor:
+        """With a real element too: not every type can be sorted."""
+        self.compute([torch.ones((1,) * x[0].ndim, dtype=x[0].dtype)], tensors, {**a, "k": 1})
+        return self.compute(x, tensors, a)
+
+    def couple(self, site: Site, atoms: Atoms) -> None:
+        source, dim = site.inputs[0], dimension(site.node, "dim", len(site.output.shape))
+        atoms.pin(source.coordinates[dim], site.output.coordinates[dim])
+        for place, (one, other) in enumerate(zip(source.coordinates, site.output.coordinates, strict=True)):
+            if place != dim:
+                atoms.join(one, other)
+
+
 class Matmul(Rule):
     """The product of matrices in the last two dimensions; those before meet element by element."""
 
@@ -254,6 +289,7 @@ OPERATORS: dict[str, Rule] = {
     "sum": Reduction("sum", torch.sum),
     "amax": Reduction("amax", torch.amax),
     "argmax": ArgMax(),
+    "topk": TopK(),
     "cumsum": Softmax(torch.cumsum, floating=False),
     "softmax": Softmax(torch.softmax),
     "log_softmax": Softmax(torch.log_softmax),
@@ -275,6 +311,15 @@ def _lower_cumsum(lowering: Lowering, call: Call) -> int:
     if shape_of(call.source)[dim] < 0:
         raise call.unsupported("over the batch")
     return lowering.emit("cumsum", [lower_cast(lowering, call)], dim=dim)
+
+
+def _lower_topk(lowering: Lowering, call: Call) -> tuple[int, ...]:
+    dim = call["dim"] % rank_of(call.source)
+    if shape_of(call.source)[dim] < 0:
+        raise call.unsupported("over the batch")
+    said = {"k": call["k"], "dim": dim, "largest": bool(call["largest"])}
+    value = lowering.value(call.source)
+    return tuple(lowering.emit("topk", [value], **said, result=result) for result in ("values", "indices"))
 
 
 def _lower_softmax(op: str) -> Lower:
@@ -335,6 +380,7 @@ ATEN: dict[str, Lower] = {
     "sum": _lower_reduction("sum"),
     "amax": _lower_reduction("amax"),
     "cumsum": _lower_cumsum,
+    "topk": _lower_topk,
     **dict.fromkeys(("softmax", "_softmax"), _lower_softmax("softmax")),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _lower_softmax("log_softmax")),
     **dict.fromkeys(("matmul", "bmm", "mm"), _lower_matmul),
