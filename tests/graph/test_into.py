@@ -215,3 +215,25 @@ def test_a_buffer_that_was_cut_is_loaded_without_its_class(tmp_path):
     with pytest.raises(ModelError, match=r"frequencies has shape \(2, 5\).*\(2, 8\).*load without into="):
         bayeszip.load(tmp_path / "net.bayz", into=Waves())
     assert bayeszip.load(tmp_path / "net.bayz")(torch.randn(4, 2)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_grouped_convolution_follows_to_a_part_of_its_last_group(kind, tmp_path):
+    def build() -> nn.Sequential:
+        middle = kind(8, 8, 3, groups=2)
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), middle, nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+
+    torch.manual_seed(0)
+    net, images = build(), torch.randn(2, 3, 6, 6)
+    net(images)
+    with torch.no_grad():
+        net[0].weight[4:], net[0].bias[4:] = 0, -1  # the second group reads nothing
+        net[5].weight.view(4, 8, -1)[:, 1:] = 0  # and of the first one channel alone is read
+        net[0].weight[1:4], net[0].bias[1:4] = 0, -1
+    bayeszip.pack(net, example_inputs=(images,)).save(tmp_path / "net.bayz")
+    own = build()
+    own(images)
+    loaded = bayeszip.load(tmp_path / "net.bayz", into=own)
+    assert loaded[2].groups == 1
+    assert loaded[2].weight.numel() < 8 * 9
+    torch.testing.assert_close(loaded(images), bayeszip.load(tmp_path / "net.bayz")(images))

@@ -301,9 +301,9 @@ def _transposed_convolution_sizes(layer: nn.Module, weight: Tensor) -> dict[str,
 
 
 def _remaining_groups(layer: nn.Module, channels: int, attribute: str) -> int:
-    """Groups leave whole: each still has as many channels as before."""
+    """Groups leave whole: each still has as many channels as before, but the last one, whose channels leave singly."""
     groups, before = int(layer.groups), int(getattr(layer, attribute))  # type: ignore[arg-type]
-    return channels * groups // before if groups > 1 else 1
+    return max(1, channels * groups // before)
 
 
 def _group_norm_sizes(layer: nn.Module, weight: Tensor) -> dict[str, int]:
