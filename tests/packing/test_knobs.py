@@ -24,6 +24,19 @@ def test_a_knob_out_of_range_is_named(name, value):
         Knob(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("quality", "95"), ("max_error", True), ("components", 2.5), ("max_bytes", 100.5)]
+)
+def test_a_knob_that_is_no_such_number_is_named(name, value):
+    with pytest.raises(RecipeError, match=f"{name} must be a (whole )?number, not {value!r}"):
+        Knob(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert Knob(max_bytes=np.int64(100)) == Knob(max_bytes=100)
+    assert Knob(quality=np.float32(95)).error == pytest.approx(0.05)
+
+
 def test_the_error_is_what_quality_lacks():
     assert Knob(quality=95).error == pytest.approx(0.05)
     assert Knob().error == pytest.approx(0.02)

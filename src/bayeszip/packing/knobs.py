@@ -1,6 +1,7 @@
 """One knob: what a packed file is held to, and the search that gets there."""
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -41,6 +42,10 @@ class Knob:
         given = [name for name, value in vars(self).items() if value is not None]
         if len(given) > 1:
             raise RecipeError(f"{' and '.join(given)} contradict each other: give one")
+        for name in given:
+            whole, value = name in ("components", "max_bytes"), getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
+                raise RecipeError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
         if self.components is not None and not 1 <= self.components < 2**16:
             raise RecipeError(f"components must lie between 1 and 65,535, not {self.components}")
         if self.max_error is not None and not 0 < self.max_error < 1:
