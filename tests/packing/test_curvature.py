@@ -100,3 +100,9 @@ def test_the_norm_behind_a_layer_is_found_and_what_meets_no_input_is_not():
 def test_no_batch_is_refused():
     with pytest.raises(DataError, match="no batch"):
         curvatures(nn.Sequential(nn.Linear(2, 2)), [])
+
+
+def test_inputs_that_are_not_finite_are_refused_at_the_layer_that_meets_them():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
+    with pytest.raises(DataError, match=r"the layer of 1\.weight meets inputs"):
+        curvatures(network, [*batches(5), torch.full((1, 5), torch.nan)])

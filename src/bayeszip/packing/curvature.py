@@ -72,7 +72,7 @@ def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMP
         examples: how many are looked at, at most.
 
     Raises:
-        DataError: there is no batch.
+        DataError: there is no batch, or what layers meet is not finite.
     """
     names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
     layers = [layer for layer in network.modules() if _is_known(layer) and id(layer.weight) in names]
@@ -82,8 +82,19 @@ def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMP
         _run(network, batches, watches, examples)
         for watch in watches:
             if watch.count and watch.examples:
-                found[names[id(watch.layer.weight)]] = watch.curvature(names)
+                name = names[id(watch.layer.weight)]
+                found[name] = watch.curvature(names)
+                _check_finite(name, found[name])
     return found
+
+
+def _check_finite(name: str, seen: Curvature) -> None:
+    """Refuse what nothing can be weighed by."""
+    if not all(np.isfinite(each).all() for each in (seen.outputs, *(block.moments for block in seen.blocks))):
+        raise DataError(
+            f"the layer of {name} meets inputs, or derivatives of outputs, that are NaN or infinite; check the data "
+            "that the network is shown, and what it makes of them"
+        )
 
 
 def _is_known(layer: nn.Module) -> bool:
