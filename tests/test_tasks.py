@@ -140,6 +140,16 @@ def test_targets_that_are_not_to_be_learnt_are_not_counted(loss, ignored):
     assert (found.accuracy, found.chance, found.targets) == (1.0, 0.5, 2)
 
 
+@pytest.mark.parametrize("part", ["inputs", "targets"])
+def test_validation_data_that_hold_nan_are_refused(part):
+    x, _ = clouds()
+    holding = x.clone()
+    holding[-1] = torch.nan
+    pair = (holding, x[:, :2]) if part == "inputs" else (x, holding[:, :2])
+    with pytest.raises(DataError, match=f"{part} of the validation or test data hold NaN"):
+        compress(nn.Linear(x.shape[1], 2), [(x, x[:, :2])], val_loader=[(x, x[:, :2]), pair], loss="mse")
+
+
 def test_a_metric_that_collects():
     class Collecting:
         higher_is_better = False

@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip.errors import DataError, RecipeError
-from bayeszip.fitting.batches import Inputs, Loader, called_with, mapped, on_device, rows_of, running
+from bayeszip.fitting.batches import (
+    Inputs,
+    Loader,
+    called_with,
+    checked_batch,
+    mapped,
+    on_device,
+    rows_of,
+    running,
+    tensors_of,
+)
 from bayeszip.fitting.likelihood import LOSSES, Likelihood
 from bayeszip.fitting.outputs import class_dim, predictions, restored, shape_in_words
 from bayeszip.fitting.resident import ResidentBatches
@@ -132,7 +142,7 @@ class Judge:
             cast: give it floating-point inputs in its own type. A file may give another type back than went in.
 
         Raises:
-            DataError: there is no data.
+            DataError: there is no data, or it holds NaN.
         """
         parameter = next(network.parameters())
         sums = _Sums(self.likelihood, parameter.device)
@@ -153,8 +163,10 @@ class Judge:
                         metric(outputs, targets)
         if not sums.batches:
             raise DataError("there is nothing to evaluate on: the data gave no batch")
-        value = None if self.metric is None else self.metric.end(metric)
-        return dataclasses.replace(sums.figures(), loss=loss.value() if loss else None, metric=value)
+        mean, value = loss.value() if loss else None, None if self.metric is None else self.metric.end(metric)
+        if sums.is_nan or (mean is not None and math.isnan(mean)):
+            _check_data(loader)
+        return dataclasses.replace(sums.figures(), loss=mean, metric=value)
 
 
 class _Sums:
@@ -168,6 +180,8 @@ class _Sums:
         self._counts = torch.zeros(0, dtype=torch.int64, device=device)
         self._total = self.batches = 0
         self._spread = 0.0
+        #: Whether outputs were NaN.
+        self.is_nan = False
 
     def add(self, outputs: Any, targets: Inputs) -> None:
         self.batches += 1
@@ -176,6 +190,7 @@ class _Sums:
             return
         if len(ours) > 1 and ours.is_floating_point():
             size = ours.float().square().mean().sqrt()
+            self.is_nan |= math.isnan(size)
             self._spread = max(self._spread, float(ours.float().std(0).square().mean().sqrt() / size.clamp(min=1e-30)))
         found = self._answers(ours, targets)
         if found is None:
@@ -207,6 +222,14 @@ class _Sums:
             targets=self._total,
             spread=self._spread,
         )
+
+
+def _check_data(loader: Loader) -> None:
+    """Refuse data that hold NaN: there is no loss on them, and the class that is told from them is always the first."""
+    for batch in map(checked_batch, loader):
+        for name, part in zip(("inputs", "targets"), batch, strict=True):
+            if any(tensor.isnan().any() for tensor in tensors_of(part)):
+                raise DataError(f"evaluation: {name} of the validation or test data hold NaN; mend the data")
 
 
 def evaluate(network: nn.Module, loader: Loader, *, cast: bool = False) -> float:
