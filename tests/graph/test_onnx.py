@@ -94,6 +94,16 @@ def test_sizes_that_do_not_stay_free_are_told(caplog):
     assert ("takes inputs of the stated sizes alone" in caplog.text) is not free
 
 
+def test_the_reason_that_is_told_is_the_cause(monkeypatch):
+    def fails(*_given, **_more):
+        raise RuntimeError("step 1/3 failed. Next steps:\n- write to the developers") from ValueError("x/2\ncan't be 3")
+
+    model = model_of(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), {})
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    with pytest.raises(ModelError, match=r"can't export the network: x/2 can't be 3$"):
+        to_onnx(model)
+
+
 class Tagger(nn.Module):
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()

@@ -158,7 +158,9 @@ def _exported(
                 opset_version=None if plain else OPSET,
             )
         except Exception as error:  # torch.onnx raises many kinds; each means the same to the caller
-            raise ModelError(f"torch.onnx can't export the network: {str(error).strip().splitlines()[0]}") from error
+            # What torch.onnx says itself is advice to its developers.
+            reason = " ".join(str(error.__cause__ or error).split())
+            raise ModelError(f"torch.onnx can't export the network: {reason}") from error
         if program is None:
             raise ModelError("torch.onnx can't export the network")
         return _named(program.model_proto)
