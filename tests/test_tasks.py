@@ -69,6 +69,16 @@ def test_batches_and_outputs_by_name():
     assert result.figures.loss > 0
 
 
+def test_a_file_takes_one_input_whatever_its_name_and_several_by_their_places():
+    x, y = clouds()
+    one = bayeszip.pack(mlp(), example_inputs=x[:2]).network()
+    assert bayeszip.evaluate(one, [{"cloud": x, "y": y}]) == bayeszip.evaluate(one, [(x, y)])
+    examples = tuple(by_name()[0][name] for name in ("first", "second"))
+    file = bayeszip.pack(TwoByName(), example_inputs=examples).network()
+    with pytest.raises(DataError, match=r"second, first by name, but Network knows .* by their places .* --into"):
+        bayeszip.evaluate(file, by_name())
+
+
 def test_inputs_that_have_no_order_are_named():
     class Gap(TwoByName):
         def forward(self, first, mask=None, second=None):

@@ -21,6 +21,7 @@ __all__ = [
     "Inputs",
     "Loader",
     "batched_sampler",
+    "by_place",
     "called_with",
     "checked_batch",
     "checked_loader",
@@ -192,6 +193,23 @@ def in_order(network: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
             f"Wrap the network in one of your own with `def forward(self, {', '.join(inputs)})` that calls it by name"
         )
     return tuple(inputs[name] for name in leading)
+
+
+def by_place(network: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs without their names, where the network knows none, as one from a file; else as they are.
+
+    Raises:
+        DataError: there are several, and nobody knows their order.
+    """
+    known = inspect.signature(network.forward).parameters.values()
+    if not isinstance(inputs, dict) or any(each.name in inputs or each.kind is each.VAR_KEYWORD for each in known):
+        return inputs
+    if len(inputs) > 1:
+        raise DataError(
+            f"the data give {', '.join(inputs)} by name, but {type(network).__name__} knows inputs by their places "
+            "alone, as a file does: load it into its class (into=, --into), or give batches of (inputs, targets)"
+        )
+    return next(iter(inputs.values()))
 
 
 def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:

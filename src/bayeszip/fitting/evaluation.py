@@ -14,6 +14,7 @@ from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.batches import (
     Inputs,
     Loader,
+    by_place,
     called_with,
     checked_batch,
     mapped,
@@ -153,6 +154,7 @@ class Judge:
                 with running("evaluation"):
                     if self.arguments and isinstance(inputs, dict):
                         inputs = tuple(inputs[name] for name in self.arguments)
+                    inputs = by_place(network, inputs)
                     outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
                     outputs = restored(outputs, self.names)
                     if loss is not None:
