@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ import typer
 import bayeszip
 from bayeszip import cli
 from bayeszip.cli import COMMANDS, main
+from bayeszip.codec import encode
+from bayeszip.tensors import CompressedModel, QuantizedTensor
 
 NETS = """
 import torch
@@ -508,3 +511,23 @@ def test_patterns_reach_the_record(run, folder):
     assert run(*compress_arguments("chosen.bayz", "--run", "chosen", *patterns)).returncode == 0
     layers = json.loads((folder / "chosen" / "result.json").read_text())["recipe"]["layers"]
     assert layers == {"include": ["*.weight"], "exclude": ["3"], "strengths": [{"pattern": "1", "factor": 2.0}]}
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_standard_output_that_takes_nothing_is_no_traceback(tmp_path, options, buffered):
+    path = tmp_path / "net.bayz"
+    path.write_bytes(encode(CompressedModel({"w": QuantizedTensor(np.eye(3, dtype=np.uint8), [0, 1])})))
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "bayeszip", "info", str(path), *options]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    full = Path("/dev/full")
+    if full.exists():
+        with full.open("w") as target:
+            ended = subprocess.run(command, stdout=target, stderr=subprocess.PIPE, text=True, env=environment)
+        assert ended.returncode == 1
+        assert ended.stderr == "bayeszip: can't write to standard output: No space left on device\n"

@@ -1,5 +1,6 @@
 """What goes wrong in a command becomes a line on standard error and an exit status."""
 
+import errno
 import functools
 import os
 import signal
@@ -24,6 +25,8 @@ def guarded(function: Command) -> Command:
     def guarding(*args: Any, **options: Any) -> None:
         try:
             function(*args, **options)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here it can be told that this fails
         except Interrupted as error:
             _fail(str(error), 128 + error.signal)
         except FormatError as error:
@@ -32,8 +35,24 @@ def guarded(function: Command) -> Command:
             _fail(str(error), 2 if isinstance(error, UsageError) else 1)
         except KeyboardInterrupt as interrupt:
             _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
+        except OSError:
+            if (reason := _unwritable_output()) is None:
+                raise
+            if reason.errno == errno.EPIPE:
+                sys.exit(1)  # whoever reads has read enough, as `head` does
+            _fail(f"can't write to standard output: {reason.strerror}", 1)
 
     return guarding  # type: ignore[return-value]
+
+
+def _unwritable_output() -> OSError | None:
+    """Why standard output takes nothing; then nothing more goes there, so that the end of the process is quiet."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
 
 
 def _fail(message: str, status: int) -> NoReturn:
