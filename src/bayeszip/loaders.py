@@ -16,6 +16,7 @@ from bayeszip.errors import DataError, DataUsageError, ModelError, ModelUsageErr
 from bayeszip.fitting import Likelihood, Metric, ResidentBatches
 from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.likelihood import LOSSES
+from bayeszip.graph import unwrapped_names
 from bayeszip.models import made_by, named
 
 __all__ = [
@@ -158,12 +159,18 @@ def named_metric(spec: str) -> Metric:
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
     """Pretrained weights from a `.safetensors` file into `network`.
 
+    Names may have in front what a wrapper puts there, and tied tensors may be there under one of their names, as
+    `safetensors.torch.save_model` leaves them.
+
     Raises:
         ModelError: the file can't be read, or does not fit; names the tensors.
     """
-    state = read_weights(path)
+    state, own = read_weights(path), network.state_dict(keep_vars=True)
+    state = state if own.keys() & state.keys() else unwrapped_names(state)
+    given = {id(own[name]): value for name, value in state.items() if name in own}
+    tied = {name: given[id(tensor)] for name, tensor in own.items() if id(tensor) in given}
     try:
-        network.load_state_dict(state)
+        network.load_state_dict({**tied, **state})
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {type(network).__name__}: {error}") from error
 
