@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import bayeszip
+from bayeszip import previewing
 from bayeszip.errors import DataError, ModelError, RecipeError, TargetError
 from bayeszip.fitting import ResidentBatches, Watcher
 from bayeszip.previewing import _Work
@@ -50,10 +52,24 @@ def test_terms_that_must_be_told_something_at_their_start_are():
 
 def test_the_time_grows_with_the_training():
     short = bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds
-    long = bayeszip.preview(network(), batches(), recipe=FEW.override("epochs_scale=100"), device="cpu").seconds
+    long = bayeszip.preview(network(), batches(), recipe=FEW.override("epochs_scale=1000"), device="cpu").seconds
     assert 0 < 10 * short < long
-    said = bayeszip.preview(network(), batches(), recipe=FEW, settings={"epochs_scale": 100}, device="cpu").seconds
+    said = bayeszip.preview(network(), batches(), recipe=FEW, settings={"epochs_scale": 1000}, device="cpu").seconds
     assert 0 < 10 * short < said
+
+
+def test_tracing_and_coding_take_their_time_for_each_file(monkeypatch):
+    floor = previewing._floor
+
+    def slow(*given):
+        time.sleep(1)
+        return floor(*given)
+
+    warm, quick = (bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds for _ in range(2))
+    monkeypatch.setattr(previewing, "_floor", slow)
+    # When the training begins, when it ends, and as `pack` does.
+    assert bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds > 3
+    assert min(warm, quick) < 3
 
 
 def test_data_of_fewer_steps_than_are_timed_and_loaders_without_a_length():

@@ -142,10 +142,12 @@ def preview(
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = converted(network, plan, examples)
         ending = Ending(network, examples, plan, None, lambda _: Figures())
+        began = time.perf_counter()
         floor = _floor(network, teacher, ending, target)
+        coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
         work = _Work.of(plan, target, len(further), clock.has_classes(teacher))
-        seconds += work.seconds(clock, network, teacher, ending)
+        seconds += work.seconds(clock, network, teacher, ending) + work.files * coding
     return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware), work.attempts)
 
 
@@ -172,6 +174,11 @@ class _Work:
     attempts: int
     #: Closing phases, of all trainings together.
     closings: int
+
+    @property
+    def files(self) -> int:
+        """How often the network is traced and coded: when a training begins, at its ends, and as `pack` does."""
+        return self.attempts + self.closings + 1
 
     @classmethod
     def of(cls, plan: Recipe, target: Target | None, further: int, has_classes: bool) -> "_Work":
