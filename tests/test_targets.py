@@ -165,7 +165,7 @@ def test_without_a_strength_there_is_no_weaker_prior_to_train_under(name, traini
     [
         ({"max_bytes": 100, "min_ratio": 3}, "one of max_bytes, .* and max_metric_drop, not max_bytes and min_ratio"),
         ({"max_bytes": 0}, "max_bytes must be at least 1"),
-        ({"max_bytes": 20.5}, "max_bytes must be a number, whole"),
+        ({"max_bytes": 20.5}, "max_bytes must be a whole number"),
         ({"min_ratio": math.inf}, "min_ratio must be at least 1, and finite"),
         ({"max_accuracy_drop": -1}, "between 0 and 100 points"),
         ({"max_accuracy_drop": True}, "must be a number"),
@@ -174,6 +174,11 @@ def test_without_a_strength_there_is_no_weaker_prior_to_train_under(name, traini
 def test_targets_that_make_no_sense(target, message):
     with pytest.raises(RecipeError, match=message):
         Target(**target)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert type(Target(max_bytes=np.int64(500)).max_bytes) is int
+    assert type(Target(min_ratio=np.float32(2)).min_ratio) is float
 
 
 def test_an_accuracy_needs_validation_data():

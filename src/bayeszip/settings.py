@@ -2,13 +2,25 @@
 
 import dataclasses
 import math
+import numbers
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bayeszip.errors import RecipeError
 
-__all__ = ["at_least", "between", "check", "choice", "from_dict", "override", "positive", "setting", "to_dict"]
+__all__ = [
+    "as_number",
+    "at_least",
+    "between",
+    "check",
+    "choice",
+    "from_dict",
+    "override",
+    "positive",
+    "setting",
+    "to_dict",
+]
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -60,6 +72,17 @@ def _as_float(value: int) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def as_number(name: str, value: Any, *, whole: bool) -> Any:
+    """A number that a caller gives, numpy's among them, as Python's own.
+
+    Raises:
+        RecipeError: it is none, or not whole.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
+        raise RecipeError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim, unpruned
 from bayeszip.result import Result
 from bayeszip.schedules import SCHEDULES
+from bayeszip.settings import as_number
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior
@@ -135,8 +136,7 @@ class Target:
             names = list(vars(self))
             raise RecipeError(f"give one of {', '.join(names[:-1])} and {names[-1]}, not {' and '.join(given)}")
         ((name, value),) = given.items()
-        if isinstance(value, bool) or not isinstance(value, int if name == "max_bytes" else int | float):
-            raise RecipeError(f"{name} must be a number{', whole' if name == 'max_bytes' else ''}, not {value!r}")
+        object.__setattr__(self, name, as_number(name, value, whole=name == "max_bytes"))
         low, high = 1 if name in ("max_bytes", "min_ratio") else 0, 100 if name == "max_accuracy_drop" else math.inf
         if not low <= value < high:
             limit = f"lie between {low} and {high} points" if high < math.inf else f"be at least {low}, and finite"

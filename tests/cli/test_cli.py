@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 import typer
+from torch import nn
 
 import bayeszip
 from bayeszip import cli
@@ -141,6 +143,23 @@ def test_evaluate_in_words(run, folder, compressed):
     done = run("evaluate", "net.bayz", "--data", "idx:images")
     assert f"accuracy {100 * compressed['accuracy']:.2f} %" in done.stdout
     assert f"{compressed['bytes']:,} bytes" in done.stdout
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 12), nn.Linear(12, 2)
+
+    def forward(self, x):
+        features = self.first(x.flatten(1)).relu()
+        return {"features": features, "logits": self.last(features)}
+
+
+def test_evaluate_says_which_of_several_outputs_it_judges(run, folder):
+    bayeszip.pack(TwoOutputs(), example_inputs=torch.zeros(2, 1, 8, 8)).save(folder / "two.bayz")
+    done = run("evaluate", "two.bayz", "--data", "idx:images")
+    assert "two.bayz has 2 outputs without names, of which the first is judged; --into knows which" in done.stderr
+    assert "accuracy" in done.stdout
 
 
 def test_the_run_folder_holds_the_whole_record(folder, compressed):

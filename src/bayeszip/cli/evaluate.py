@@ -52,6 +52,9 @@ def evaluate(
         # A loss that nobody asked for may be none of the file's: a cross-entropy of numbers, say.
         judge = Judge(None if loss is None else named_loss(loss), None if metric is None else named_metric(metric))
     model, description = codec.inspect(read_file(file))
+    if into is None and model.graph is not None and len(model.graph.outputs) > 1:
+        said = f"{file} has {len(model.graph.outputs)} outputs without names, of which the first is judged"
+        typer.echo(f"{said}; --into knows which is meant", err=True)
     sizes = size_figures(description, beside_parameters(model))
     figures = file_figures(network, sizes, load_test(data, device=target).loader, judge)
     if as_json:

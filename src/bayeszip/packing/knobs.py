@@ -1,7 +1,6 @@
 """One knob: what a packed file is held to, and the search that gets there."""
 
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from bayeszip.errors import RecipeError, TargetError
+from bayeszip.settings import as_number
 from bayeszip.tensors import QuantizedTensor
 
 __all__ = ["Knob", "Quantizer", "Trial", "at_error", "within_bytes"]
@@ -43,9 +43,8 @@ class Knob:
         if len(given) > 1:
             raise RecipeError(f"{' and '.join(given)} contradict each other: give one")
         for name in given:
-            whole, value = name in ("components", "max_bytes"), getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
-                raise RecipeError(f"{name} must be a {'whole ' * whole}number, not {value!r}")
+            whole = name in ("components", "max_bytes")
+            object.__setattr__(self, name, as_number(name, getattr(self, name), whole=whole))
         if self.components is not None and not 1 <= self.components < 2**16:
             raise RecipeError(f"components must lie between 1 and 65,535, not {self.components}")
         if self.max_error is not None and not 0 < self.max_error < 1:
