@@ -454,7 +454,8 @@ def _told_if_judging_fails(output: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        typer.echo(f"{output} is written; what follows happened when it was judged on the test data or recorded", err=True)
+        said = "what follows happened when it was judged on the test data or recorded"
+        typer.echo(f"{output} is written; {said}", err=True)
         raise
 
 

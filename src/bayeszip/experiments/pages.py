@@ -119,10 +119,10 @@ def _networks(records: Sequence[Record]) -> str:
         return ""
     lines = (
         "Accuracy of decoded files on the test set, and whole files; means over seeds. Before: the pretrained",
-        "networks. Of each network the rows that no other beats in both size and accuracy on validation images, and",
-        "those that were trained on all images, so that none were left to judge by; [RESULTS.md](RESULTS.md) has every",
-        "point, and says what had been seen when a strength was chosen, and which rows are of settings that a recipe",
-        "does not have.",
+        "networks. Of each network the rows that no other beats in both size and accuracy on validation images, where",
+        "they are a good deal smaller than a more accurate one, and those that were trained on all images, so that",
+        "none were left to judge by; [RESULTS.md](RESULTS.md) has every point, and says what had been seen when a",
+        "strength was chosen, and which rows are of settings that a recipe does not have.",
         "",
         _markdown([headline_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",

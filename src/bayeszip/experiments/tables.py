@@ -40,6 +40,9 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 STUDENT_T: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 STUDENT_T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
 
+#: Rows of the README are smaller than a more accurate one by this share at least.
+APART = 0.12
+
 Records = Sequence[Record]
 
 
@@ -261,23 +264,40 @@ def frontier_table(records: Records) -> list[Grid]:
 
 
 def headline_table(records: Records) -> Grid:
-    """The points that the curves are quoted by; of each network, with augmentation and without, those of the front."""
+    """The points that the curves are quoted by; of each network, with augmentation and without, those of the front
+    that lie apart."""
     figures = ("seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
     rows: list[tuple[str, ...]] = []
     for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented, curve.whole)):
-        held = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
-        rows += [headline["row"] for headline in front(filter(None, held))]
+        told = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
+        held = [headline for headline in told if headline is not None]
+        complete = [headline for headline in held if headline["complete"]]
+        rows += [headline["row"] for headline in _apart(front(complete or held))]
     return Grid(("network", "trained", "τ₁", "weight of a bit", *figures), tuple(rows))
 
 
 def _headline(curve: Curve, point: Point, group: Records) -> Record | None:
-    """A point's row with the means that it is judged by, if it is a headline."""
+    """A point's row with the means that it is judged by, if it is a headline, and whether all its seeds were run."""
     if not point.is_headline:
         return None
     names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", f"{point.rate:g}", _seeds(group))
     figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group), _ratio(group))
     means = {name: mean_of(group, name) for name in ("bytes", "validation_accuracy")}
-    return {**means, "row": (*names, *figures)}
+    return {**means, "complete": len(group) == len(curve.seeds), "row": (*names, *figures)}
+
+
+def _apart(best: Sequence[Record]) -> list[Record]:
+    """Of a front, from its most accurate down, what is a good deal smaller than the last that was taken.
+
+    Where no images were held out nothing tells which are more accurate, and all of them are there.
+    """
+    if any(record["validation_accuracy"] is None for record in best):
+        return list(best)
+    taken: list[Record] = []
+    for record in reversed(best):
+        if not taken or record["bytes"] <= (1 - APART) * taken[-1]["bytes"]:
+            taken.append(record)
+    return taken[::-1]
 
 
 def mean_of(group: Records, name: str) -> float | None:
