@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeszip.errors import ModelError
+from bayeszip.errors import BayeszipError, ModelError
 from bayeszip.graph.families.base import Shape, elements
 from bayeszip.graph.free import input_shapes, runnable_sizes
-from bayeszip.graph.soundness import charge_run, refusing, shapes
+from bayeszip.graph.soundness import at_sizes, charge_run, refusing, tensor_shapes
 from bayeszip.graph.state import DTYPES
 from bayeszip.graph.to_module import Network, to_module
 from bayeszip.limits import Budget, Limits
@@ -126,6 +126,7 @@ def random_inputs(
     if model.graph is None:
         raise ModelError("a model without a graph can't be run")
     shapes = shapes or input_shapes(model.graph)
+    sizes = _value_shapes(model, model.graph, shapes)
     stated = {
         node.inputs[0]: (model.graph.inputs + at, node)
         for at, node in enumerate(model.graph.nodes)
@@ -137,7 +138,7 @@ def random_inputs(
         shape = (batch, *shapes[position][1:])
         Budget.of(limits).check("values", elements(shape))
         dtype: torch.dtype = DTYPES[str(node.attributes["dtype"])]
-        picks = _picked_rows(model, model.graph, value)
+        picks = _picked_rows(model, model.graph, value, sizes)
         if dtype.is_floating_point and not picks:
             drawn.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
         else:
@@ -154,15 +155,32 @@ _PICKING = ("take", "gather")
 _PASSING = ("cast", "view", "reshape", "flatten", "select", "slice", "permute", "expand")
 
 
-def _picked_rows(model: CompressedModel, graph: Graph, value: int) -> list[tuple[int, int]]:
-    """For each table whose rows a value picks, perhaps moved by a constant: what picks the first, and the last."""
+def _value_shapes(model: CompressedModel, graph: Graph, inputs: Sequence[Shape]) -> Sequence[Shape]:
+    """The shape of every value that something is picked from, at these sizes or, where there are none such, as stated.
+
+    Once for all nodes: a file can hold thousands that pick.
+    """
+    if not any(node.op in _PICKING for node in graph.nodes):
+        return ()
+    try:
+        return at_sizes(graph, tensor_shapes(model), inputs=inputs)[1]
+    except BayeszipError:
+        return at_sizes(graph, tensor_shapes(model))[1]
+
+
+def _picked_rows(model: CompressedModel, graph: Graph, value: int, sizes: Sequence[Shape]) -> list[tuple[int, int]]:
+    """For each table whose rows a value picks, perhaps moved by a constant: what picks the first, and the last.
+
+    Args:
+        sizes: the shapes of all values, where anything is picked from one.
+    """
     moved, found = {value: 0.0}, []
     for place, node in enumerate(graph.nodes, graph.inputs):
         shift = moved.get(node.inputs[-1 if node.op in _PICKING else 0]) if node.inputs else None
         if shift is None:
             continue
         if node.op in _PICKING:
-            rows = shapes(model)[node.inputs[0]][int(str(node.attributes["dim"]))]
+            rows = sizes[node.inputs[0]][int(str(node.attributes["dim"]))]
             found.append((math.ceil(-shift), math.floor(rows - 1 - shift)))
         elif node.op == "embedding":
             rows = model.tensors[str(node.tensors[0])].shape[0]
