@@ -7,7 +7,7 @@ import torch
 from bayeszip.errors import FormatError, ModelError
 from bayeszip.graph import check_sound, to_module
 from bayeszip.graph.families import RULES
-from bayeszip.graph.soundness import charge_run
+from bayeszip.graph.soundness import charge_run, stored_picks
 from bayeszip.limits import Budget, LimitExceeded, Limits
 from bayeszip.operators import OPERATORS, AttributeValue
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
@@ -129,6 +129,43 @@ def test_stored_numbers_gather_what_exists():
             continue
         with pytest.raises(FormatError, match="picks rows"):
             to_module(model)
+
+
+@pytest.mark.parametrize("layout", [("view", {"shape": (1, 2)}), ("permute", {"dims": (1, 0)})])
+def test_stored_numbers_are_known_however_they_are_laid_out(layout):
+    op, said = layout
+    laid_out = (Node("buffer", (), ("places",)), Node(op, (3,), (), said))
+    nodes = (Node("parameter", (), ("table",)), *laid_out, Node("gather", (2, 4), (), {"dim": 0}))
+    table = RawTensor(np.ones((3, 2), dtype=np.float32), "float32")
+    shape = (2,) if op == "view" else (2, 1)
+    to_module(stated(*nodes, table=table, places=RawTensor(np.full(shape, 2, dtype=np.int64), "int64")))
+    with pytest.raises(FormatError, match="picks rows 3 to 3 of 3"):
+        to_module(stated(*nodes, table=table, places=RawTensor(np.full(shape, 3, dtype=np.int64), "int64")))
+
+
+@pytest.mark.parametrize("op", ["gather", "take"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_numbers_that_are_not_whole_are_refused_by_their_type(op, value):
+    nodes = (Node("parameter", (), ("table",)), Node("parameter", (), ("places",)), Node(op, (2, 3), (), {"dim": 0}))
+    table = RawTensor(np.ones((3, 2), dtype=np.float32), "float32")
+    model = stated(*nodes, table=table, places=RawTensor(np.full((1, 2)[op == "take" :], value), "float64"))
+    check_sound(model)  # of types it knows nothing
+    with pytest.raises(FormatError, match="by whole numbers"):
+        to_module(model)
+
+
+def test_a_tensor_that_many_nodes_pick_by_is_read_once(monkeypatch):
+    places = RawTensor(np.zeros((1, 2), dtype=np.int64), "int64")
+    reads = []
+    monkeypatch.setattr(RawTensor, "size", property(lambda tensor: reads.append(tensor) or tensor.values.size))
+    table = RawTensor(np.ones((3, 2), dtype=np.float32), "float32")
+    picks = (Node("gather", (2, 3), (), {"dim": 0}) for _ in range(5))
+    model = stated(
+        Node("parameter", (), ("table",)), Node("buffer", (), ("places",)), *picks, table=table, places=places
+    )
+    reads.clear()
+    assert stored_picks(model) == {"places": (0, 0)}
+    assert reads == [places]
 
 
 @pytest.mark.parametrize(("k", "dim"), [(0, 1), (-1, 1), (4, 1), (2**60, 1), (True, 0), (1, 0), (1, 2), (1, -3)])

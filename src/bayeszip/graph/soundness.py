@@ -185,19 +185,31 @@ def _sized(node: Node, found: Sequence[Shape | None], *, stated: bool) -> Node:
 
 def stored_picks(model: CompressedModel) -> dict[str, tuple[int, int]]:
     """The smallest and the largest number of every stored tensor that rows are picked by."""
-    graph, found = model.graph, {}
-    for node in graph.nodes if graph is not None else ():
-        source = node.inputs[-1] - graph.inputs if graph is not None and node.op in _PICKING else -1
-        if graph is None or source < 0 or graph.nodes[source].op not in ("buffer", "parameter"):
-            continue
-        name = str(graph.nodes[source].tensors[0])
-        tensor = model.tensors[name]
-        if isinstance(tensor, RawTensor) and tensor.size:
+    if model.graph is None:
+        return {}
+    found: dict[str, tuple[int, int]] = {}
+    for _, source in _picking(model.graph.inputs, model.graph.nodes):
+        name = str(source.tensors[0]) if source.op in ("buffer", "parameter") else ""
+        # Each once, however many nodes read it; numbers that aren't whole are refused by their type later.
+        tensor = model.tensors[name] if name and name not in found else None
+        if isinstance(tensor, RawTensor) and tensor.size and not tensor.is_floating:
             found[name] = int(tensor.values.min()), int(tensor.values.max())
     return found
 
 
 _PICKING = ("take", "embedding", "gather")
+
+#: What lays out all elements otherwise, and leaves none away.
+_LAYING_OUT = ("view", "reshape", "flatten", "permute", "expand")
+
+
+def _picking(inputs: int, nodes: Sequence[Node]) -> Iterator[tuple[int, Node]]:
+    """Where rows are picked, and the node whose numbers pick them, however these are laid out."""
+    sources: list[Node | None] = [None] * inputs
+    for position, node in enumerate(nodes):
+        if node.op in _PICKING and (source := sources[node.inputs[-1]]) is not None:
+            yield position, source
+        sources.append(sources[node.inputs[0]] if node.op in _LAYING_OUT else node)
 
 
 def _check_picks(
@@ -208,12 +220,9 @@ def _check_picks(
     picks: Mapping[str, tuple[int, int]],
 ) -> None:
     """Refuse to pick rows that don't exist, by numbers that are stored or counted."""
-    for position, node in enumerate(nodes):
-        source = node.inputs[-1] - inputs if node.op in _PICKING else -1
-        if source < 0:
-            continue
-        counts = nodes[source].op == "arange"
-        picked = counted(nodes[source]) if counts else picks.get(str((*nodes[source].tensors, None)[0]))
+    for position, source in _picking(inputs, nodes):
+        node = nodes[position]
+        picked = counted(source) if source.op == "arange" else picks.get(str((*source.tensors, None)[0]))
         if picked is None:
             continue
         rows = tensors[str(node.tensors[0])][0] if node.op == "embedding" else _size_along(node, found[node.inputs[0]])
