@@ -10,7 +10,7 @@ from bayeszip.errors import ModelError
 from bayeszip.graph import from_state, to_module, trace
 from bayeszip.graph.onnx import to_onnx
 from bayeszip.graph.onnx_tables import _gaps
-from bayeszip.tensors import CompressedModel, LogGrid, QuantizedTensor
+from bayeszip.tensors import CompressedModel, Graph, LogGrid, Node, QuantizedTensor, RawTensor
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -169,3 +169,45 @@ def test_what_picks_and_sorts_is_exported_and_agrees():
     found = session.run(None, dict(zip(names, (each.numpy() for each in inputs), strict=True)))
     for one, other in zip(network(*inputs), found, strict=True):
         assert np.allclose(one.detach().numpy(), other, atol=1e-5)
+
+
+class Last(nn.Module):
+    """What lies where a sequence ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(tokens).gather(1, last[:, None, None].expand(-1, 1, 4))[:, 0])
+
+
+def test_what_picks_by_an_input_is_exported_at_every_length():
+    torch.manual_seed(0)
+    network = Last().eval()
+    graph = trace(network, (torch.randint(0, 9, (4, 12)), torch.tensor([11, 3, 0, 5])))
+    assert graph.varies
+    blob = to_onnx(CompressedModel(from_state(network, graph=graph), graph))
+    session = runtime.InferenceSession(blob, providers=["CPUExecutionProvider"])
+    tokens, last = torch.randint(0, 9, (2, 7)), torch.tensor([6, 2])
+    names = [each.name for each in session.get_inputs()]
+    (found,) = session.run(None, dict(zip(names, (tokens.numpy(), last.numpy()), strict=True)))
+    assert np.allclose(network(tokens, last).detach().numpy(), found, atol=1e-5)
+
+
+def test_numbers_that_pick_nothing_never_reach_the_exporter():
+    """On these it would not end: 69 bytes of a file."""
+    nodes = (
+        Node("input", (0,), (), {"shape": (3,)}),
+        Node("parameter", (), ("table",)),
+        Node("buffer", (), ("places",)),
+        Node("add_scalar", (3,), (), {"value": 2.0**60}),
+        Node("cast", (4,), (), {"dtype": "int64"}),
+        Node("gather", (2, 5), (), {"dim": 0}),
+    )
+    tensors = {
+        "table": RawTensor(np.ones((3, 2), dtype=np.float32), "float32"),
+        "places": RawTensor(np.zeros((1, 2), dtype=np.int64), "int64"),
+    }
+    with pytest.raises(ModelError, match="out of bounds"):
+        to_onnx(CompressedModel(tensors, Graph(1, nodes, (6,))))
