@@ -12,7 +12,7 @@ from bayeszip.graph import free_vectors, from_state, trace
 from bayeszip.quantize import round_vectors
 from bayeszip.recipe import Coding
 from bayeszip.result import Form, Result
-from bayeszip.tensors import CompressedModel, LogGrid, QuantizedTensor, RawTensor, UniformGrid
+from bayeszip.tensors import CompressedModel, Graph, LogGrid, Node, QuantizedTensor, RawTensor, UniformGrid
 
 ERROR = 0.004
 
@@ -144,3 +144,11 @@ def test_vectors_of_every_type_are_rounded(network, images, dtype):
 def test_a_vector_that_no_grid_holds_stays(use, value):
     model = CompressedModel({"gamma": RawTensor(np.full(16, value, np.float32), "float32")})
     assert round_vectors(model, {"gamma": use}, ERROR).tensors["gamma"] is model.tensors["gamma"]
+
+
+def test_a_reader_that_is_met_along_many_ways_is_looked_at_once():
+    """Twice as often at each step, this would never end."""
+    moves = (Node("expand", (place, place)) for place in range(2, 66))
+    nodes = (Node("input", (0,), (), {"shape": (16,)}), Node("parameter", (), ("token",)), *moves, Node("add", (1, 66)))
+    model = CompressedModel({"token": RawTensor(np.ones((1, 16), np.float32), "float32")}, Graph(1, nodes, (67,)))
+    assert free_vectors(model) == {"token": "summand"}

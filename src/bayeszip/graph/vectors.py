@@ -5,7 +5,7 @@ readers tell what an error in them does.
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from bayeszip.tensors import CompressedModel, Graph, Node, RawTensor
@@ -80,26 +80,25 @@ def _readers(graph: Graph) -> dict[int, list[int]]:
 
 def _is_added(graph: Graph, readers: dict[int, list[int]], value: int) -> bool:
     """Whether all that reads a value, however moved about, adds it to something or puts it beside."""
-    waiting = [value]
-    while waiting:
-        for place in readers[waiting.pop()]:
-            op = graph.nodes[place - graph.inputs].op
-            if op in _MOVES:
-                waiting.append(place)
-            elif op not in _ADDS:
-                return False
-    return True
+    reached = _reached(graph, readers, value, lambda node: node.op in _MOVES)
+    return all(node.op in _MOVES or node.op in _ADDS for node in reached)
 
 
 def _is_magnified(graph: Graph, readers: dict[int, list[int]], value: int) -> bool:
     """Whether an error in a value may come out much larger before other weights have a part in it."""
+    reached = _reached(graph, readers, value, lambda node: not _mixes(node))
+    return any(node.op in _MAGNIFIES for node in reached)
+
+
+def _reached(graph: Graph, readers: dict[int, list[int]], value: int, passes: Callable[[Node], bool]) -> Iterator[Node]:
+    """The nodes that read a value, or what others that let it pass have made of it; each once."""
     waiting, seen = [value], {value}
     while waiting:
         for place in readers[waiting.pop()]:
+            if place in seen:
+                continue
+            seen.add(place)
             node = graph.nodes[place - graph.inputs]
-            if node.op in _MAGNIFIES:
-                return True
-            if place not in seen and not _mixes(node):
-                seen.add(place)
+            yield node
+            if passes(node):
                 waiting.append(place)
-    return False
