@@ -119,6 +119,8 @@ WAYS: dict[str, Way] = {
         "epochs_scale=0.5 l2.epochs=120 vd+sws.epochs=35 vd.rate_log_sigma2=0.002 mixture.components=17",
         "with half of the epochs",
     ),
+    # What weights that move on win back at the end costs half of what an epoch with noise does.
+    "settled": Way("vd+sws.epochs=10 closing.epochs=30", "with a closing phase of 30 epochs"),
     "coarse": Way("mixture.components=9", "with 9 components"),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
@@ -260,7 +262,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("resnet-20-4", True, (0.15,), ((0.15, 0), (0.15, 0.5)), _RATES, whole=True, one_beginning=True),
+    Curve("resnet-20-4", True, (0.2,), ((0.2, 0), (0.2, 0.25)), (0.25, 0.5), "settled", whole=True, one_beginning=True),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
