@@ -201,8 +201,10 @@ def by_place(network: nn.Module, inputs: Inputs) -> Inputs:
     Raises:
         DataError: there are several, and nobody knows their order.
     """
+    if not isinstance(inputs, dict):
+        return inputs
     known = inspect.signature(network.forward).parameters.values()
-    if not isinstance(inputs, dict) or any(each.name in inputs or each.kind is each.VAR_KEYWORD for each in known):
+    if any(each.name in inputs or each.kind is each.VAR_KEYWORD for each in known):
         return inputs
     if len(inputs) > 1:
         raise DataError(

@@ -281,7 +281,18 @@ class Select(Rule):
         return index
 
 
-class Take(Rule):
+class _Picking(Rule):
+    """What picks along a dimension of its first input by the numbers in its second."""
+
+    def constants(self, site: Site) -> np.ndarray:
+        """What is constant all along the dimension."""
+        dim = dimension(site.node, "dim", len(site.output.shape))
+        constants = site.inputs[0].constants
+        first = constants.take([0], axis=dim)
+        return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
+
+
+class Take(_Picking):
     """Coordinates of a dimension by their numbers; as these are given, all of the dimension stays."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
@@ -305,15 +316,8 @@ class Take(Rule):
             if position != dim:
                 atoms.join(one, other)
 
-    def constants(self, site: Site) -> np.ndarray:
-        """What is constant all along the dimension."""
-        dim = dimension(site.node, "dim", len(site.output.shape))
-        constants = site.inputs[0].constants
-        first = constants.take([0], axis=dim)
-        return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
 
-
-class Gather(Rule):
+class Gather(_Picking):
     """An element of one dimension for each of many numbers; as these are given, all of the dimension stays."""
 
     def shape(self, node: Node, inputs: Sequence[Shape], tensors: Sequence[Shape | None]) -> Shape:
@@ -340,13 +344,6 @@ class Gather(Rule):
             if at != dim:
                 atoms.join(source.coordinates[at], output.coordinates[at])
                 atoms.join(places.coordinates[at], output.coordinates[at])
-
-    def constants(self, site: Site) -> np.ndarray:
-        """What is constant all along the dimension."""
-        dim = dimension(site.node, "dim", len(site.output.shape))
-        constants = site.inputs[0].constants
-        first = constants.take([0], axis=dim)
-        return np.where((constants == first).all(axis=dim, keepdims=True), first, UNKNOWN)
 
 
 class Pad(Rule):
