@@ -56,7 +56,7 @@ def test_points_of_networks_that_are_there_take_the_place_of_older_ones(pretrain
 
 
 def test_the_augmented_network_comes_first(tmp_path):
-    runs = [EXPERIMENTS["frontier"].runs(only=name)[0] for name in ("resnet-20-tau1", "resnet-20-augmented")]
+    runs = [EXPERIMENTS["frontier"].runs(only=name)[0] for name in ("resnet-20-half", "resnet-20-augmented")]
     plain, augmented = (Task(run, tmp_path / "frontier", "cpu", "cifar10").weights for run in runs)
     plain.parent.mkdir()
     assert MODULE["weights_of"]("resnet-20", plain.parent) is None

@@ -43,7 +43,7 @@ def test_runs_of_a_curve_begin_alike_and_differ_in_strength():
     assert {run.variant.augment for run in runs} == {run.variant.augment_before for run in runs} == {"shift=4,flip"}
     strengths = {phase.tau1 for run in runs for phase in run.recipe.phases}
     assert strengths == set(next(curve for curve in CURVES if curve.name == "resnet-20-augmented").strengths)
-    assert not any(run.variant.augment for run in FRONTIER.runs(only="resnet-20-tau1"))
+    assert not any(run.variant.augment for run in FRONTIER.runs(only="resnet-20-half"))
 
 
 def test_names_of_runs_say_which_curve_they_are_of():
@@ -53,7 +53,7 @@ def test_names_of_runs_say_which_curve_they_are_of():
     assert {curve_of(name) for name in names} == curves
     assert len(set(names)) == len(names)
     # Both are told from the other by a piece of their names.
-    assert {run.variant.model for run in FRONTIER.runs(only="resnet-20-tau1")} == {"resnet-20"}
+    assert {run.variant.model for run in FRONTIER.runs(only="resnet-20-half")} == {"resnet-20"}
 
 
 def test_seeds_that_are_asked_for_take_the_place_of_the_published_ones():

@@ -260,9 +260,11 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
-    Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES),
+    Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("resnet-20-4", True, (0.2,), ((0.2, 0), (0.2, 0.25)), (0.25, 0.5), "settled", whole=True, one_beginning=True),
+    Curve(
+        "resnet-20-4", True, (0.17,), ((0.17, 0), (0.17, 0.25)), (0.25, 0.5), "settled", whole=True, one_beginning=True
+    ),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
