@@ -9,7 +9,7 @@ import pytest
 from bayeszip.experiments.curves import CURVES, curve_of
 from bayeszip.experiments.pages import PAGES, rendered
 from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
-from bayeszip.experiments.pictures import Point, _draw_curve, _heights, _point, draw_networks, draw_parts
+from bayeszip.experiments.pictures import Point, _draw_curve, _draw_network, _heights, _point, draw_networks, draw_parts
 from bayeszip.experiments.runs import at_rate
 from bayeszip.experiments.tables import frontier_table, headline_table
 from bayeszip.report.quoted import quoted_for
@@ -75,6 +75,18 @@ def test_each_network_has_a_picture_with_the_peer_and_what_others_report(matplot
     assert "NNCodec" not in drawn["frontier-resnet-20"]
     draw_networks(records, PEER, tmp_path)
     assert {path.stem: path.read_text() for path in tmp_path.iterdir()} == drawn
+
+
+def test_networks_pretrained_with_augmentation_and_without_have_a_line_each(matplotlib):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    records = [
+        record | {"accuracy_before": 0.95 if "augmented" in record["name"] else 0.85} for record in made_up("resnet-20")
+    ]
+    _draw_network(axes, "resnet-20", records, ())
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":" and len(line.get_ydata())]
+    assert sorted(heights) == pytest.approx([85, 95])
 
 
 def test_nothing_is_drawn_without_records(matplotlib, tmp_path):

@@ -252,7 +252,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", True, (4, 8), ((4, 0.5), (8, 0.25), (8, 0.5), (8, 0.75)), _RATES, "free"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25)), (0.25, 0.5), "narrow"),
-    Curve("lenet-5", True, (4.5, 10.5), ((4.5, 0), (10.5, 0)), way="narrow", whole=True),
+    Curve("lenet-5", True, (4.5, 5.2, 10.5), ((4.5, 0), (5.2, 0), (10.5, 0)), way="narrow", whole=True),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),

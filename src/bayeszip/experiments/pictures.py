@@ -1,7 +1,7 @@
 """Pictures of accuracy against size, drawn by matplotlib from records: the same records give the same file."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,26 +133,32 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
     own = [record for record in records if record["model"] == model]
     curves = {curve: points for curve in CURVES if curve.model == model and (points := _points(own, curve))}
     quoted = quoted_for(model)
-    before = [100 * record["accuracy_before"] for record in own if "accuracy_before" in record]
-    lowest, highest = _heights([point for points in curves.values() for point in points], quoted, before)
+    before = {augmented: _mean_before(own, curves, augmented) for augmented in sorted({c.augmented for c in curves})}
+    lowest, highest = _heights([point for points in curves.values() for point in points], quoted, [*before.values()])
     sizes = [record["bytes"] for record in own] + [row.size(own[0]["params"]) for row in quoted]
     for curve, points in curves.items():
         _draw_curve(axes, points, curve)
-    for augmented in sorted({curve.augmented for curve in curves}):
+    for augmented, accuracy in before.items():
         said = "with" if augmented else "without"
         axes.plot([], [], "-o", color=OURS[augmented], label=f"bayeszip, {said} augmentation")
+        axes.axhline(accuracy, color=OURS[augmented], linestyle=":")
     others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
         sizes += [size for size, accuracy in others if accuracy > lowest]
-    if before:
-        axes.axhline(statistics.mean(before), color="0.6", linestyle=":", label="the pretrained networks' mean")
+    axes.plot([], [], ":", color="0.4", label="the pretrained networks' mean")
     axes.set_ylim(lowest, highest)
     left, right = 0.8 * min(sizes), 3 * max(sizes)
     axes.set_xlim(left, right)
     _draw_quoted(axes, model, own[0]["params"])
     axes.set_ylabel(_accuracy_of(model))
     _finish(axes, f"{NETWORKS[model].title} (float32: {4 * own[0]['params'] / 1e6:.2f} MB)", *_kilobytes(left, right))
+
+
+def _mean_before(records: Records, curves: Iterable[Curve], augmented: bool) -> float:
+    """The accuracy of the networks that curves with augmentation, or those without, began from."""
+    groups = (group for curve in curves if curve.augmented == augmented for _, group in curve_groups(records, curve))
+    return statistics.mean(100 * record["accuracy_before"] for group in groups for record in group)
 
 
 def _heights(points: Sequence[Point], quoted: Sequence[Quoted], before: Sequence[float]) -> tuple[float, float]:
