@@ -324,3 +324,32 @@ def test_what_cannot_vary_is_no_node(varying):
     node = Node("reshape", (1,), (), {"shape": (4, 2)})
     with pytest.raises(ModelError):
         Graph(1, (Node("relu", (0,)), replace(node, varying=varying)), (2,))
+
+
+class Stepwise(nn.Module):
+    """A recurrent layer's cell called in a loop: at another length there are other nodes, in whatever form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(x.shape[0], 4)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.head(state)
+
+
+def test_operators_are_taken_apart_once_at_each_size(monkeypatch):
+    """To look for free sizes asks for graphs at three sizes, in two forms; taking apart is what takes the time."""
+    asked = []
+    taken = torch.export.ExportedProgram.run_decompositions
+
+    def counted(program, table):
+        asked.append(program)
+        return taken(program, table)
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
+    graph = trace(Stepwise(), torch.randn(2, 4, 3))
+    assert not graph.varies
+    assert 2 <= len(asked) == len(set(map(id, asked))) <= 3

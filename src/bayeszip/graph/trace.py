@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -47,12 +47,14 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     program = _exported(module, _with_batch(inputs))
-    graph = _graph_of(module, program, inputs)
+    # To take a program apart costs more than all else here, and each is asked for in several forms.
+    apart = cache(_taken_apart)
+    graph = _graph_of(module, program, inputs, apart)
 
     def traced(others: Sequence[tuple[Tensor, ...]], *, spelled: bool) -> list[Graph]:
         """The network at the sizes of other inputs as well."""
         programs = [(program, inputs), *((exported(each), each) for each in others)]
-        return [_graph_of(module, one, given, spelled=spelled) for one, given in programs]
+        return [_graph_of(module, one, given, apart, spelled=spelled) for one, given in programs]
 
     @cache
     def exported(others: tuple[Tensor, ...]) -> ExportedProgram:
@@ -62,7 +64,12 @@ def trace(module: nn.Module, example_inputs: tuple[Tensor, ...] | Tensor) -> Gra
 
 
 def _graph_of(
-    module: nn.Module, program: ExportedProgram, inputs: tuple[Tensor, ...], *, spelled: bool = False
+    module: nn.Module,
+    program: ExportedProgram,
+    inputs: tuple[Tensor, ...],
+    apart: Callable[[ExportedProgram, object], ExportedProgram | None],
+    *,
+    spelled: bool = False,
 ) -> Graph:
     names = _canonical_names(module)
     taken_apart: set[object] = set()
@@ -76,7 +83,10 @@ def _graph_of(
             if error.target is None or error.target in taken_apart:
                 raise
             taken_apart.add(error.target)
-            program = _taken_apart(program, error)
+            simpler = apart(program, error.target)
+            if simpler is None:
+                raise
+            program = simpler
 
 
 def _lowered(program: ExportedProgram, names: dict[str, str], dtype: torch.dtype, *, spelled: bool) -> Graph:
@@ -140,17 +150,17 @@ def _pruned(graph: Graph) -> Graph:
     )
 
 
-def _taken_apart(program: ExportedProgram, error: UnknownOperator) -> ExportedProgram:
-    """The program with one operator replaced by those it is made of; the error itself if it is made of none."""
+def _taken_apart(program: ExportedProgram, operator: object) -> ExportedProgram | None:
+    """The program with one operator replaced by those it is made of; None if it is made of none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         known = torch.export.default_decompositions()
-        if error.target not in known:
-            raise error
+        if operator not in known:
+            return None
         try:
-            return program.run_decompositions({error.target: known[error.target]})
+            return program.run_decompositions({operator: known[operator]})
         except Exception:  # whatever torch makes of it, the operator stays unknown
-            raise error from None
+            return None
 
 
 def _with_batch(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
