@@ -1,5 +1,6 @@
 """Whatever tensors, types and modules `pack` is given: they come back, or one error names the tensor."""
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -228,6 +229,22 @@ def norm(variance: float, eps: float = 1e-5) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 2))
 
 
+class Lengthy(nn.Module):
+    """Asks for the size of a batch as Python does, which gives a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.reshape(len(x), -1))
+
+
+class OneSize(Lengthy):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.fc(row) for row in x])
+
+
 def training() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 2)).train()
 
@@ -258,6 +275,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         random(2, 2, 6, 6),
     ),
     "float64": (lambda: nn.Linear(4, 3).double(), random(3, 4).double()),
+    "the batch as a length": (Lengthy, random(3, 2, 2)),
 }
 
 
@@ -298,14 +316,16 @@ class ControlFlow(nn.Module):
         (ControlFlow, "torch.export can't follow ControlFlow"),
         (lambda: nn.BatchNorm1d(4, track_running_stats=False), "batch_norm.* without running statistics, used in"),
         (lambda: nn.Linear(7, 2), "torch.export can't follow Linear"),
+        (OneSize, "OneSize takes its batch size, 3 in the example, for a constant.*take it from the input"),
     ],
 )
-def test_a_module_that_cannot_be_traced_is_kept_as_tensors(make, message):
+def test_a_module_that_cannot_be_traced_is_kept_as_tensors(make, message, caplog):
     result = bayeszip.pack(make(), example_inputs=random(3, 4))
     assert result.compressed.graph is None
     assert result.without_graph is not None
     assert re.search(message, result.without_graph)
     assert list(result.compressed.tensors) == list(make().state_dict())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ _LOGGERS = (
     "torch.export",
     "torch._export",
     "torch._dynamo",
+    "torch._guards",
+    "torch._subclasses.fake_tensor",
     "torch.fx.experimental",
     "torch.fx.experimental.symbolic_shapes",
     "torch.onnx",

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 
@@ -184,12 +184,30 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
     # Without gradients from the outset: parts of a module that switch them off then leave no trace of that.
     with _in_eval(module), _plain_attention(), _plain_outputs(module), torch.no_grad(), quiet():
         try:
-            program = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+            program = _followed(module, inputs, shapes)
             # Operators that write into their input may be taken for ordinary ones only if nobody else sees it.
             return program if all(map(_is_pure, program.graph.nodes)) else program.run_decompositions({})
+        except UntraceableModel:
+            raise
         except Exception as error:  # torch.export raises a dozen kinds; each means the same to the caller
             reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
             raise UntraceableModel(f"torch.export can't follow {type(module).__name__}: {reason[:300]}") from error
+
+
+def _followed(module: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[object, ...]) -> ExportedProgram:
+    """What torch.export makes of a module, by running it; or by reading its code, where that keeps the batch free."""
+    try:
+        return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        if "specialized it to be a constant" not in str(error):
+            raise
+        # Python's `len(x)` is a number, whatever runs it; whoever reads it knows whose size it is.
+        with suppress(Exception):
+            return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
+        raise UntraceableModel(
+            f"{type(module).__name__} takes its batch size, {inputs[0].shape[0]} in the example, for a constant, as a "
+            "loop over examples or view(8, -1) does; take it from the input, as in x.view(x.shape[0], -1)"
+        ) from error
 
 
 def _like_arguments(module: nn.Module, shapes: list[dict[int, Dim]]) -> tuple[object, ...]:
