@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.data import DataLoader, Dataset
 
 import bayeszip
 from bayeszip import codec
@@ -333,6 +334,25 @@ def test_refused_modules(name):
         compress(build(), val_loader=[(INPUTS, LABELS)])
 
 
+class Stopped(Exception):
+    """Raised by somebody who wants to see it again."""
+
+
+class Unreadable(Dataset):
+    """Examples of which one can't be read."""
+
+    def __init__(self, at: int, kind: type[Exception] = OSError) -> None:
+        self.at, self.kind = at, kind
+
+    def __len__(self):
+        return len(INPUTS)
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise self.kind("image 7 is cut off")
+        return INPUTS[index], LABELS[index]
+
+
 class TestRuns:
     """Data and settings at their limits."""
 
@@ -356,6 +376,28 @@ class TestRuns:
     def test_a_generator_in_place_of_a_loader(self):
         with pytest.raises(DataError, match=r"gave no batch; .* A generator gives batches once"):
             compress(mlp(), data=(batch for batch in [(INPUTS, LABELS)]), example_inputs=(INPUTS[:2],))
+
+    @pytest.mark.parametrize(
+        ("workers", "told"),
+        [
+            (0, r"OSError: image 7 is cut off \(.*test_inputs_compress\.py, line \d+\)$"),
+            (1, r"(?s)OSError: Caught OSError in DataLoader worker.*test_inputs_compress\.py.*image 7 is cut off"),
+        ],
+    )
+    @pytest.mark.parametrize("at", [0, 20], ids=["in the first batch", "later"])
+    def test_data_that_cannot_be_read(self, at, workers, told):
+        """Whoever wrote the data set is told where it fails."""
+        with pytest.raises(DataError, match=told) as caught:
+            compress(mlp(), data=DataLoader(Unreadable(at), 8, num_workers=workers))
+        assert str(caught.value).startswith("the loader fails to give a batch: ")
+
+    def test_validation_data_that_cannot_be_read(self):
+        with pytest.raises(DataError, match="the loader fails to give a batch: OSError: image 7 is cut off"):
+            compress(mlp(), val_loader=DataLoader(Unreadable(20), 8))
+
+    def test_errors_of_the_callers_own_kinds_pass(self):
+        with pytest.raises(Stopped):
+            compress(mlp(), data=DataLoader(Unreadable(20, Stopped), 8))
 
     @pytest.mark.parametrize(
         ("loss", "message"),

@@ -54,6 +54,7 @@ from bayeszip.fitting.batches import (
     checked_loader,
     count_batches,
     examples_from,
+    given_by,
     in_order,
     mapped,
     running,
@@ -579,7 +580,7 @@ def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge
     if given is not None:
         inputs: Inputs = examples_from(network, given)
     else:
-        first = next(iter(loader), None)
+        first = next(given_by(loader), None)
         if first is None:
             raise DataError("the training data gave no batch; check the loader")
         inputs = mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())

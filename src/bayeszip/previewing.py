@@ -28,7 +28,7 @@ from bayeszip.fitting import (
     count_examples,
     start_terms,
 )
-from bayeszip.fitting.batches import Loader, checked_batch, count_batches, rows_of
+from bayeszip.fitting.batches import Loader, checked_batch, count_batches, given_by, rows_of
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import parameter_count
@@ -265,7 +265,7 @@ class _Clock:
         counted = count_batches(self.batches)
         if counted > 1:
             return counted
-        return math.ceil(n_data / rows_of(next(checked_batch(batch).targets for batch in self.batches)))
+        return math.ceil(n_data / rows_of(next(checked_batch(batch).targets for batch in given_by(self.batches))))
 
     def _evaluation(self, network: nn.Module) -> float:
         if self.validation is None:

@@ -5,6 +5,7 @@ order or by name; or all in one, by name.
 import contextlib
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "count_batches",
     "count_examples",
     "examples_from",
+    "given_by",
     "in_order",
     "in_parts",
     "laid_out",
@@ -146,9 +148,24 @@ def _tensors(part: Any) -> Inputs | None:
     return None
 
 
+def given_by(loader: Loader) -> Iterator[Any]:
+    """What a loader gives, as it is; where its own code fails, that is told, with the place.
+
+    Raises:
+        DataError: reading, computing or collating the data failed. Errors of the caller's own kinds pass.
+    """
+    try:
+        yield from loader
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        # A worker's error has the worker's own traceback in it, and comes from a place in torch.
+        where = "" if "Original Traceback" in str(error) else f" ({place.filename}, line {place.lineno})"
+        raise DataError(f"the loader fails to give a batch: {type(error).__name__}: {error}{where}") from error
+
+
 def on_device(loader: Loader, device: torch.device) -> Iterator[Batch]:
     """The batches, checked, on `device`."""
-    for batch in loader:
+    for batch in given_by(loader):
         yield checked_batch(batch).to(device)
 
 
@@ -253,7 +270,7 @@ def count_examples(loader: Loader) -> int:
     for source in (batched_sampler(loader), getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(source, Sized):
             return len(source)
-    total = sum(rows_of(checked_batch(batch).targets) for batch in loader)
+    total = sum(rows_of(checked_batch(batch).targets) for batch in given_by(loader))
     if not total:
         raise DataError("the training data gave no batch; check the loader")
     return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError
-from bayeszip.fitting.batches import Loader, batched_sampler
+from bayeszip.fitting.batches import Loader, batched_sampler, given_by
 from bayeszip.variational.layers import Live, VariationalLayer
 
 __all__ = [
@@ -177,16 +177,16 @@ class Passes:
 
     def rest(self, given: int) -> Iterator[Any]:
         """What this pass has not given yet, of which `given` batches are over."""
+        batches = given_by(self.batches)
         if self._knows:
-            yield from self.batches
+            yield from batches
             return
         if given == 0 or self._began is None:
             self._began = random_state(*self.generators)
-            yield from self.batches
+            yield from batches
             return
         now = random_state(*self.generators)
         load_random_state(self._began, *self.generators)
-        batches = iter(self.batches)
         for skipped in range(given):
             if next(batches, None) is None:
                 raise DataError(f"the loader ends after {skipped} batches, but gave {given} before; was it changed?")
