@@ -305,6 +305,45 @@ def test_the_sweep_is_shown_and_drawn(tmp_path, monkeypatch, capsys):
     assert points[0]["bytes"] > points[-1]["bytes"]
 
 
+BY_NAME = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(6, 2)
+
+    def forward(self, tokens, extra):
+        return self.head(torch.cat([self.table(tokens).mean(1), extra], 1))
+
+def loaders():
+    parts = [{"extra": torch.randn(2, 2), "tokens": torch.randint(5, (2, 3)), "labels": torch.ones(2).long()}]
+    return parts * 600, parts
+"""
+
+
+def test_a_sweep_over_inputs_by_name(tmp_path, monkeypatch, capsys):
+    """In the order of the network's arguments, not of the data; as many examples are calibrated on as it says."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "by_name.py").write_text(BY_NAME)
+    given, curve = [], bayeszip.packing.curve
+
+    def watched(model, **options):
+        given.append(options.pop("calibration"))
+        return curve(model, (98,), **options)
+
+    monkeypatch.setattr(bayeszip.packing, "curve", watched)
+    save_file(
+        {"table.weight": torch.randn(5, 4), "head.weight": torch.randn(2, 6), "head.bias": torch.zeros(2)},
+        "w.safetensors",
+    )
+    options = ("--into", "by_name:Net", "--calibrate", "by_name:loaders", "--data", "by_name:loaders", "--json")
+    (point,) = json.loads(run(monkeypatch, capsys, "pack", "w.safetensors", "--sweep", *options))
+    assert point["accuracy"] in (0, 0.5, 1)
+    assert sum(len(batch.targets) for batch in given[0]) == 1024
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

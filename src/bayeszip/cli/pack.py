@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from bayeszip.errors import RecipeError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bayeszip.fitting.batches import Batch, Loader
     from bayeszip.packing import Point
 
 __all__ = ["pack"]
@@ -63,7 +65,11 @@ def pack(
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option("--into", help="The network that the weights belong to, as MODEL of compress: its graph goes in."),
+        typer.Option(
+            "--into",
+            help="The network that the weights belong to, as MODEL of compress: its graph goes in. That of one of your "
+            "own does with --calibrate, which shows its inputs.",
+        ),
     ] = None,
     calibrate: Annotated[
         str | None,
@@ -130,7 +136,7 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
     import torch
 
     from bayeszip import models
-    from bayeszip.fitting.batches import checked_batch, in_order, mapped
+    from bayeszip.fitting.batches import checked_batch, in_order, mapped, rows_of
     from bayeszip.loaders import load_data, load_weights
 
     network = models.build(into)
@@ -138,7 +144,7 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
     batches, seen = [], 0
     for batch in load_data(calibrate, batch_size=128, seed=0, device=torch.device("cpu")).train if calibrate else ():
         batches.append(checked_batch(batch))
-        seen += 128
+        seen += rows_of(batches[-1].targets)
         if seen >= CALIBRATION:
             break
     example: Any = None
@@ -147,6 +153,19 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
     elif isinstance(shape := getattr(network, "input_shape", None), tuple):
         example = (torch.zeros(1, *shape),)
     return network, {"example_inputs": example, "calibration": batches or None}
+
+
+class _ByPlace:
+    """Batches with their inputs in the order of the network's arguments: a file knows them by their places."""
+
+    def __init__(self, network: "nn.Module", loader: "Loader") -> None:
+        self._network, self._loader = network, loader
+
+    def __iter__(self) -> Iterator["Batch"]:
+        from bayeszip.fitting.batches import checked_batch, given_by, in_order
+
+        for batch in map(checked_batch, given_by(self._loader)):
+            yield dataclasses.replace(batch, inputs=in_order(self._network, batch.inputs))
 
 
 def _sweep(model: Any, options: dict[str, Any], data: str | None, plot: Path | None, as_json: bool) -> None:
@@ -160,7 +179,7 @@ def _sweep(model: Any, options: dict[str, Any], data: str | None, plot: Path | N
     accuracy = None
     if data is not None:
         validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
-        accuracy = None if validation is None else partial(evaluate, loader=validation)
+        accuracy = None if validation is None else partial(evaluate, loader=_ByPlace(model, validation))
     points = packing.curve(model, accuracy=accuracy, **options)
     if plot is not None:
         _plot(points, plot)
