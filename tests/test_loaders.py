@@ -40,3 +40,15 @@ def test_what_a_wrapper_puts_in_front_of_names_does_not_count(prefix, tmp_path):
     else:
         with pytest.raises(ModelError, match="Missing key"):
             load_weights(inner, tmp_path / "w.safetensors")
+
+
+def test_weights_of_another_network_are_listed_by_name(tmp_path):
+    save_file({"other.weight": torch.zeros(3, 2)}, tmp_path / "w.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load_weights(nn.Linear(2, 3), tmp_path / "w.safetensors")
+    headline, *found = str(caught.value).splitlines()
+    assert headline.endswith("w.safetensors does not fit Linear:")
+    assert [line.strip() for line in found] == [
+        'Missing key(s) in state_dict: "weight", "bias".',
+        'Unexpected key(s) in state_dict: "other.weight".',
+    ]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import bayeszip
 from bayeszip import data, graph
-from bayeszip.errors import ModelError
+from bayeszip.errors import ModelError, ModelUsageError
 from bayeszip.graph.storable import parameter_count
 from bayeszip.models import BUILT_IN, VGG16, LeNet5, LeNet300, ResNet, build
 
@@ -273,3 +273,9 @@ def test_a_missing_module_says_where_it_was_looked_for(own_models, module):
         ModelError, match=f"there is no module '{module}', neither installed nor in .*{own_models.name}"
     ):
         build(f"{module}:make")
+
+
+@pytest.mark.parametrize("path", ["own_nets.py", "./own_nets", "../own_nets.py", "models/nets.py"])
+def test_a_path_in_place_of_a_module_says_how_to_name_it(own_models, path):
+    with pytest.raises(ModelUsageError, match=r"name it as Python imports it, .*: nets:small for nets\.py"):
+        build(f"{path}:make")

@@ -172,7 +172,9 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
     try:
         network.load_state_dict({**tied, **state})
     except RuntimeError as error:
-        raise ModelError(f"{path} does not fit {type(network).__name__}: {error}") from error
+        # Below a headline torch lists what doesn't fit, indented.
+        found = "\n".join(line.strip() for line in str(error).splitlines()[1:])
+        raise ModelError(f"{path} does not fit {type(network).__name__}:\n{found}") from error
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -288,13 +288,19 @@ def _current_folder_importable() -> Iterator[None]:
             sys.path.remove(folder)
 
 
+_BY_NAME = "name it as Python imports it, from the current folder on: nets:small for nets.py, models.nets:small"
+
+
 def _import(module_name: str) -> ModuleType:
+    if "/" in module_name or os.sep in module_name or module_name.startswith("."):
+        raise ModelUsageError(f"{module_name!r} is a path; {_BY_NAME}")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            remedy = _BY_NAME if module_name.endswith(".py") else "check its name"
             raise ModelUsageError(
-                f"there is no module {module_name!r}, neither installed nor in {os.getcwd()}; check its name"
+                f"there is no module {module_name!r}, neither installed nor in {os.getcwd()}; {remedy}"
             ) from error
         raise ModelError(f"importing {module_name} failed: {error}; install what it needs") from error
     except (Exception, SystemExit) as error:
