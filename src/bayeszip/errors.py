@@ -68,7 +68,7 @@ class ModelError(BayeszipError):
 
 
 class InputError(ModelError, ValueError):
-    """A loaded network was called with inputs of another shape than it takes."""
+    """A loaded network was called with inputs of another shape or type than it takes."""
 
 
 class ModelUsageError(ModelError, UsageError):

@@ -1,12 +1,13 @@
 """The proof on drawn inputs: numbers that a network may meet, of any kind, and what is done where it can't run."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import bayeszip
 from bayeszip import graph
-from bayeszip.errors import BayeszipError, ModelError
+from bayeszip.errors import BayeszipError, InputError, ModelError
 from bayeszip.graph.proof import random_inputs
 from bayeszip.graph.soundness import at_sizes
 from bayeszip.tensors import CompressedModel, Graph, Node
@@ -86,6 +87,39 @@ def test_a_loaded_network_refuses_inputs_of_another_shape_in_its_own_words():
     with pytest.raises(BayeszipError, match="takes inputs of shape") as refused:
         network(torch.randn(2, 5))
     assert isinstance(refused.value, ValueError)
+
+
+class Masked(nn.Module):
+    """Rows of a table that a mask weighs: two inputs of two types, at any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.head((self.table(tokens) * mask.unsqueeze(-1)).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tokens, mask: (mask, tokens), "takes torch.int64 as its input 0, not torch.float32"),
+        (lambda tokens, mask: (tokens, mask.double()), "takes torch.float32 as its input 1, not torch.float64"),
+        (lambda tokens, mask: (tokens, mask[..., None]), r"takes inputs of shape \(batch, any\)"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_not_the_files_fault(change, message):
+    tokens, mask = torch.randint(9, (2, 5)), torch.ones(2, 5)
+    network = bayeszip.pack(Masked(), example_inputs=(tokens, mask)).network()
+    network(tokens.int(), mask)  # what can be computed is
+    with pytest.raises(InputError, match=message):
+        network(*change(tokens, mask))
+
+
+def test_what_is_no_tensor_is_named():
+    network = bayeszip.pack(nn.Linear(4, 2), example_inputs=torch.randn(2, 4)).network()
+    with pytest.raises(TypeError, match="takes tensors; input 0 is a ndarray"):
+        network(np.zeros((2, 4), np.float32))
 
 
 class Gated(nn.Module):

@@ -270,6 +270,8 @@ def _at(position: int, node: Node) -> Iterator[None]:
     """Say which node is at fault; attributes of the wrong length or kind make Python stumble instead of a rule."""
     try:
         yield
+    except InputError:
+        raise  # whoever calls the network is at fault, and no node
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise ModelError(f"node {position} ({node.op}) makes no sense: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import FormatError, ModelError, shown
+from bayeszip.errors import FormatError, InputError, ModelError, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.families.base import Shape
 from bayeszip.graph.indices import is_index
@@ -22,7 +23,7 @@ from bayeszip.graph.soundness import (
     stored_picks,
     tensor_shapes,
 )
-from bayeszip.graph.state import charge_loaded, loaded_dtype, stated_dtype, to_torch
+from bayeszip.graph.state import DTYPES, charge_loaded, loaded_dtype, stated_dtype, to_torch
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor, sized
@@ -53,6 +54,20 @@ def _changed(step: Step, node: Node) -> dict[str, Any]:
     return {each.attribute: node.attributes[each.attribute] for each in step.varying}
 
 
+@contextmanager
+def _types_told(graph: Graph, given: Sequence[torch.dtype], floating: torch.dtype) -> Iterator[None]:
+    """What fails with inputs of other types than the graph states is their fault, not the file's."""
+    try:
+        yield
+    except FormatError as error:
+        stated = {node.inputs[0]: DTYPES[str(node.attributes["dtype"])] for node in graph.nodes if node.op == "input"}
+        for place, dtype in enumerate(given):
+            wanted = floating if place in stated and stated[place].is_floating_point else stated.get(place, dtype)
+            if wanted != dtype:
+                raise InputError(f"the network takes {wanted} as its input {place}, not {dtype}; {error}") from error
+        raise
+
+
 class Network(nn.Module):
     """A network that computes a graph. Its layers are stock ones, under the names they had where they come from."""
 
@@ -68,6 +83,9 @@ class Network(nn.Module):
         values: list[Tensor | None] = [x, *more]
         if len(values) != self._bayeszip_inputs:
             raise TypeError(f"the network takes {self._bayeszip_inputs} inputs, not {len(values)}")
+        for place, each in enumerate(values):
+            if not isinstance(each, Tensor):
+                raise TypeError(f"the network takes tensors; input {place} is a {type(each).__name__}")
         if self._bayeszip_open is not None:
             self._bayeszip_check(self._bayeszip_open, (x, *more))
         shapes: list[Any] = [each.shape for each in (x, *more)]
@@ -103,7 +121,8 @@ class Network(nn.Module):
             for step, node in zip(self._bayeszip_steps, graph.nodes, strict=True)
         ]
         hollow = {name: tensor.to("meta") for name, tensor in held.items()}
-        rehearse(steps, [each.dtype for each in inputs], hollow, found, floating)
+        with _types_told(opened.graph, [each.dtype for each in inputs], floating):
+            rehearse(steps, [each.dtype for each in inputs], hollow, found, floating)
         if len(opened.fitting) < _MOST_FITTING:
             opened.fitting.add(key)
 
