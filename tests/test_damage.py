@@ -192,6 +192,25 @@ def test_of_a_network_that_was_compressed_the_vector_that_was_not_is_named(train
     assert warning.startswith(f"heat could not be compressed and was left raw: {raw.bytes:,} B of the file's")
 
 
+class Shifted(nn.Module):
+    """A network with factors, a buffer and a constant of its own beside its layers."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.factors = layers, nn.Parameter(torch.linspace(0.9, 1.1, 12))
+        self.register_buffer("shift", torch.linspace(-0.1, 0.1, 12))
+
+    def forward(self, inputs):
+        return self.layers(inputs * self.factors + self.shift + torch.tensor([0.03] * 12))
+
+
+def test_buffers_and_constants_are_no_layers_that_were_left_raw(trained):
+    result = compress(Shifted(trained))
+    assert {"shift"} < {tensor.name for tensor in result.description.tensors if tensor.kind != "quantized"}
+    assert not said(result, "left raw")
+    assert "the network itself (Shifted): trained, then rounded" in result.report()
+
+
 def test_a_point_is_no_more_than_a_point(trained):
     result = compress(trained)
     fit = dataclasses.replace(result.fit, before=Figures(accuracy=1.0))

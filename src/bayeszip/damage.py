@@ -135,7 +135,9 @@ def left_raw(result: Result, fit: Fit) -> str | None:
     raw: dict[str, int] = {}
     for tensor in result.description.tensors:
         owner = tensor.name.rpartition(".")[0]
-        if tensor.kind == "quantized" or not kept.intersection((tensor.name, owner)) or not tensor.bytes:
+        is_parameter = tensor.name not in result.beside  # nobody expects buffers and constants to be compressed
+        is_raw = tensor.kind != "quantized" and tensor.bytes and is_parameter
+        if not is_raw or not kept.intersection((tensor.name, owner)):
             continue
         # Of a module with others in it, which may be compressed, this tensor alone.
         name = owner if owner in kept and owner and owner not in parents else tensor.name

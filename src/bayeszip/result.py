@@ -222,7 +222,8 @@ class Result:
             listed = ", ".join(name or "the network itself" for name in names[:LISTED])
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
             size = show_bytes(sum(tensor.bytes for tensor in held))
-            parts.append(f"{listed}{more} ({why}): {_treatment(why, held)}, {size}")
+            trained = [tensor for tensor in held if tensor.name not in self.beside]
+            parts.append(f"{listed}{more} ({why}): {_treatment(why, trained)}, {size}")
         return "; ".join(parts)
 
     @property
