@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import bayeszip
 from bayeszip import damage
 from bayeszip.cli import app
+from bayeszip.errors import DataError
 from bayeszip.fitting import Phase, ResidentBatches, Watcher
 from bayeszip.fitting.evaluation import Figures, Metric
 from bayeszip.recipe import recipe
@@ -209,6 +210,16 @@ def test_buffers_and_constants_are_no_layers_that_were_left_raw(trained):
     assert {"shift"} < {tensor.name for tensor in result.description.tensors if tensor.kind != "quantized"}
     assert not said(result, "left raw")
     assert "the network itself (Shifted): trained, then rounded" in result.report()
+
+
+def test_a_metric_that_is_no_number_is_told(trained):
+    def broken(outputs, targets):
+        return float("nan")
+
+    assert said(compress(trained, metric=broken), "the validation broken is not a number, and was before")
+    assert not said(compress(trained, metric=lambda outputs, targets: 0.5), "not a number")
+    with pytest.raises(DataError, match="no validation metric to keep to: broken is not a number there"):
+        compress(trained, metric=broken, max_metric_drop=0.1)
 
 
 def test_a_point_is_no_more_than_a_point(trained):

@@ -97,6 +97,16 @@ def metric_fell(result: Result, fit: Fit) -> str | None:
     return f"the validation {fit.metric.name} went from {before:.4g} to {after:.4g}. {_REMEDY}"
 
 
+def metric_is_nan(result: Result, fit: Fit) -> str | None:
+    """The caller's own figure is no number, though the network was judged."""
+    if fit.metric is None or result.figures.loss is None or result.figures.metric is not None:
+        return None
+    before = "" if fit.before.metric is not None else ", and was before"
+    return (
+        f"the validation {fit.metric.name} is not a number{before}, so nothing is said of it: does it suit each batch?"
+    )
+
+
 def too_short(result: Result, fit: Fit) -> str | None:
     """The prior had no time to tell weights from noise, so that snapping took what came."""
     if fit.reach is None or fit.reach >= 1:
@@ -160,6 +170,7 @@ FINDINGS: tuple[Callable[[Result, Fit], str | None], ...] = (
     died,
     fell,
     metric_fell,
+    metric_is_nan,
     too_short,
     no_smaller_than_packed,
     left_raw,

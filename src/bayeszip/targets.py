@@ -180,6 +180,8 @@ class Target:
         value = getattr(before, name)
         if value is None:
             why = "the targets are no classes" if name == "accuracy" else "give val_loader, and metric= for a metric"
+            if name == "metric" and metric is not None:
+                why = f"{metric.name} is not a number there"
             raise DataError(f"there is no validation {name} to keep to: {why}")
         allowed = self._allowed(abs(value))
         return Quality(name, sign, sign * value - allowed, max(allowed, _known_to(name, value, before.targets)))
