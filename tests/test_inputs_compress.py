@@ -428,6 +428,11 @@ class TestRuns:
         with pytest.raises(RecipeError, match=message):
             compress(mlp(), **options)
 
+    @pytest.mark.parametrize("watcher", [print, Watcher])
+    def test_a_watcher_that_is_none(self, watcher):
+        with pytest.raises(RecipeError, match=r"watcher must be an instance of bayeszip\.Watcher .*, not <"):
+            bayeszip.compress(mlp(), [(INPUTS, LABELS)], recipe=QUICK, device="cpu", watcher=watcher)
+
     @pytest.mark.parametrize("settings", [3, [("all.tau1", 2)]])
     def test_settings_that_are_something_else(self, settings):
         with pytest.raises(RecipeError, match=r"settings are \{'all\.tau1': 2\}, or"):

@@ -628,6 +628,10 @@ def _seeded(seed: int, network: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _watching(watcher: Watcher | None, phases: Sequence[Phase]) -> Iterator[Watcher]:
     """The caller's watcher, or a display that ends with the training."""
+    if watcher is not None and not isinstance(watcher, Watcher):
+        raise RecipeError(
+            f"watcher must be an instance of bayeszip.Watcher or of a class derived from it, not {watcher!r}"
+        )
     if watcher is not None:
         yield watcher
         return

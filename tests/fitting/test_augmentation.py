@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayeszip.errors import DataError, RecipeError
+from bayeszip.errors import DataError, RecipeError, TrainingError
 from bayeszip.fitting.augmentation import Augmentation, augmented
 
 ALL = Augmentation(shift=2, flip=True, rotation=10, scale=0.1, shear=0.1, cutout=3)
@@ -374,6 +374,10 @@ class TestTransforms:
     def test_a_callable_that_gives_something_else_is_named(self, wrong):
         with pytest.raises(DataError, match=r"the transform .*lambda.* must give as many inputs as it is given"):
             augmented(torch.rand(4, 2), wrong, None)
+
+    def test_a_callable_that_fails_is_named(self):
+        with pytest.raises(TrainingError, match=r"the transform .*lambda.* fails on a batch; .* IndexError: "):
+            augmented(torch.rand(4, 2), lambda batch: batch[9], None)
 
     def test_an_augmentation_changes_one_tensor(self):
         with pytest.raises(DataError, match="changes one tensor of images, not tuple of inputs"):

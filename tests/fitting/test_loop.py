@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from bayeszip.errors import DataError, RecipeError, TrainingError
+from bayeszip.errors import DataError, ModelError, RecipeError, TrainingError
 from bayeszip.fitting import EpochStats, Phase, ResidentBatches, Watcher, count_examples, evaluate, fit
 from bayeszip.variational import Divergence, MixturePrior, Weighed, regularizer, to_variational, variational_weights
 
@@ -303,6 +303,8 @@ def test_no_batches():
         fit(build(), [], (Phase(name="p", epochs=1),), n_data=1)
     with pytest.raises(DataError, match="nothing to evaluate on"):
         evaluate(build(), [])
+    with pytest.raises(ModelError, match=r"not a str; load\(\) makes one of a file"):
+        evaluate("net.bayz", [])
     with pytest.raises(DataError, match="gave no batch"):
         count_examples([])
 

@@ -237,3 +237,9 @@ def test_a_grouped_convolution_follows_to_a_part_of_its_last_group(kind, tmp_pat
     assert loaded[2].groups == 1
     assert loaded[2].weight.numel() < 8 * 9
     torch.testing.assert_close(loaded(images), bayeszip.load(tmp_path / "net.bayz")(images))
+
+
+def test_a_class_in_place_of_a_network_is_told(tmp_path):
+    bayeszip.pack(nn.Linear(4, 2)).save(tmp_path / "net.bayz")
+    with pytest.raises(ModelError, match="not the class Linear; give the network itself"):
+        bayeszip.load(tmp_path / "net.bayz", into=nn.Linear)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError, RecipeError
+from bayeszip.fitting.batches import running
 from bayeszip.settings import at_least, between, check, setting
 
 __all__ = ["Augmentation", "Transform", "augmented", "known_augment", "name_of"]
@@ -201,7 +202,8 @@ def augmented(
                 "give a loader that changes both alike"
             )
         return augment.apply(inputs, generator)
-    changed = augment(inputs)
+    with running("augmentation", f"the transform {name_of(augment)}"):
+        changed = augment(inputs)
     if _rows(changed) is None or _rows(changed) != _rows(inputs):
         raise DataError(f"the transform {name_of(augment)} must give as many inputs as it is given, in the same form")
     return changed

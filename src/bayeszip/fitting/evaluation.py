@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeszip.errors import DataError, RecipeError
+from bayeszip.errors import DataError, ModelError, RecipeError
 from bayeszip.fitting.batches import (
     Inputs,
     Loader,
@@ -242,7 +242,10 @@ def evaluate(network: nn.Module, loader: Loader, *, cast: bool = False) -> float
 
     Raises:
         DataError: targets are no classes.
+        ModelError: it is no network.
     """
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"a network is a torch.nn.Module, not a {type(network).__name__}; load() makes one of a file")
     figures = Judge(None)(network, loader, cast=cast)
     if figures.accuracy is None:
         inputs, targets = next(on_device(loader, next(network.parameters()).device))

@@ -49,13 +49,13 @@ def load_into(
         ModelError: a tensor has no place in `net`, or can't have the shape it has there (both shapes are named);
             or `net` computes something else than the model. `net` may be partly written then.
     """
-    budget = Budget.of(limits)
+    budget, inner = Budget.of(limits), unwrapped(net)
     _check_values(net)
-    owners = dict(unwrapped(net).named_modules())
+    owners = dict(inner.named_modules())
     for path, owner in owners.items():
         if any(f"{path}.{name}".removeprefix(".") in model.tensors for name in computed_tensors(owner)):
             make_plain(owner)
-    owners = dict(unwrapped(net).named_modules())
+    owners = dict(inner.named_modules())
     tensors = _with_norms(model, owners)
     whole = {
         name: tuple(held.shape)
