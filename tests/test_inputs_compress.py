@@ -321,6 +321,7 @@ def test_embedding_with_padding():
 
 
 REFUSED_MODULES = {
+    "a class": (lambda: nn.Linear, "a network is a torch.nn.Module, not the class Linear; give the network itself"),
     "no parameters": (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no layer that can be compressed"),
     "no layer": (lambda: nn.Sequential(nn.PReLU()), "no layer that can be compressed; these can: Linear"),
     "BatchNorm with NaN": (lambda: batch_norm(running_mean=math.nan), r"1\.running_mean"),

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import bayeszip
 from bayeszip import codec, loading
 from bayeszip.cli import main
-from bayeszip.errors import FormatError, ModelError, OutputError, RecipeError
+from bayeszip.errors import DataError, FormatError, ModelError, OutputError, RecipeError
 from bayeszip.graph import to_torch
 from bayeszip.packing.contents import contents_of
 from bayeszip.packing.steps import within_bounds
@@ -260,6 +261,20 @@ def test_no_budget_between_two_that_are_reached_is_refused(image, calibrated):
     for budget in range(500, 1000, 50):
         result = bayeszip.pack(network(), example_inputs=(image,), max_bytes=budget, calibration=inputs)
         assert 0.85 * budget < result.bytes <= budget
+
+
+def test_one_tensor_to_calibrate_on_is_a_batch(image):
+    torch.manual_seed(0)
+    inputs = torch.randn(200, *image.shape[1:])
+    whole, split = (
+        bayeszip.pack(network(), example_inputs=(image,), calibration=given) for given in (inputs, inputs.split(128))
+    )
+    assert whole.blob == split.blob
+
+
+def test_a_data_set_to_calibrate_on_is_told_how_to_give_batches(image):
+    with pytest.raises(DataError, match=r"calibration is a Dataset .* wrap it"):
+        bayeszip.pack(network(), example_inputs=(image,), calibration=TensorDataset(torch.randn(4, 1, 8, 8)))
 
 
 def test_a_budget_without_a_graph_counts_the_whole_file():

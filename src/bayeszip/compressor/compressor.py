@@ -70,7 +70,7 @@ from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.graph import begin_even
-from bayeszip.graph.storable import check_storable
+from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
@@ -628,7 +628,8 @@ def _haste(stretches: Sequence[_Stretch]) -> float:
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The network that `torch.compile` wraps; data-parallel wrappers are refused."""
+    """The network that `torch.compile` wraps; data-parallel wrappers, and what is no network, are refused."""
+    unwrapped(model)
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ModelError(

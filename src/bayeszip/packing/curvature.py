@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import TARGETS, Inputs, called_with, rows_of, running
+from bayeszip.fitting.batches import TARGETS, Inputs, called_with, given_by, rows_of, running
 from bayeszip.fitting.outputs import class_dim
 
 __all__ = ["Block", "Curvature", "curvatures"]
@@ -219,7 +219,7 @@ def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch], 
     seen = 0
     generator = torch.Generator().manual_seed(0)
     try:
-        for batch in batches:
+        for batch in given_by(batches):
             inputs, targets = _parted(batch)
             produced.clear()
             with running("calibration"), torch.enable_grad():

@@ -30,7 +30,7 @@ def curve(
     qualities: Sequence[float] = QUALITIES,
     *,
     example_inputs: Sequence[Tensor] | Tensor | None = None,
-    calibration: Loader | None = None,
+    calibration: Loader | Tensor | None = None,
     coding: Coding | None = None,
     accuracy: Callable[[nn.Module], float] | None = None,
 ) -> list[Point]:

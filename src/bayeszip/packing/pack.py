@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec, graph
 from bayeszip.errors import ModelError, RecipeError, TargetError
-from bayeszip.fitting.batches import Loader
+from bayeszip.fitting.batches import Loader, checked_loader
 from bayeszip.packing.contents import Contents, clustered, contents_of, is_statistic
 from bayeszip.packing.curvature import curvatures
 from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_bytes
@@ -26,6 +26,9 @@ __all__ = ["pack"]
 #: Everything but what is quantized is kept bit for bit.
 AS_IT_IS = Coding(norms="keep")
 
+#: How many examples of one tensor are looked at together.
+BATCH = 128
+
 #: Factors and shifts of norms stand for rows of weights: they move by a part of what weights move by.
 NORMS = 0.1
 
@@ -38,7 +41,7 @@ def pack(
     max_bytes: int | None = None,
     max_error: float | None = None,
     components: int | None = None,
-    calibration: Loader | None = None,
+    calibration: Loader | Tensor | None = None,
     coding: Coding | None = None,
 ) -> Result:
     """Quantize and code a network as it is, without training. One of four knobs says how far to go.
@@ -58,12 +61,14 @@ def pack(
         max_bytes: the best file of at most so many bytes.
         max_error: how far a weight may move, as a share of its tensor's largest; elements of norms, of themselves.
         components: cluster each matrix to so many shared values besides 0, and keep the rest bit for bit.
-        calibration: batches of inputs, or of (inputs, targets): weights are chosen by what they do to these, errors of
-            some made good by others. A few hundred examples suffice. With `quality` or `max_bytes`.
+        calibration: batches of inputs, or of (inputs, targets), or one tensor of inputs: weights are chosen by what
+            they do to these, errors of some made good by others. A few hundred examples suffice. With `quality` or
+            `max_bytes`.
         coding: how to code; by default norms are folded where the graph is known.
 
     Raises:
         RecipeError: a knob is out of range, or two contradict each other.
+        DataError: `calibration` gives no batches.
         TargetError: `max_bytes` is out of reach.
     """
     knob = Knob(components, max_error, quality, max_bytes)
@@ -83,7 +88,9 @@ def pack(
     if not 0 < contents.size() < math.inf:  # all zero, or beyond what squares can hold
         return target.code(Trial(clustered(tensors), 0.0))
     if calibration is not None and network is not None:
-        found = curvatures(network, calibration)
+        checked_loader(calibration, "calibration")
+        # Iterated, a tensor would give its examples one by one, which a layer takes for something else.
+        found = curvatures(network, calibration.split(BATCH) if isinstance(calibration, Tensor) else calibration)
         return target.reach(knob, contents, [Pushing(contents, found, target.knows_dependent)])
     return target.reach(knob, contents, [one_step(contents), own_steps(contents)])
 
