@@ -468,11 +468,16 @@ def round_norms(model: CompressedModel, deviations: Mapping[str, float], error: 
         elif (of_norm := own.get(name)) is not None:
             rounded[name] = _on_log_grid(tensor.numbers(), of_norm)
         elif name in deviations and name not in own and _is_vector(tensor):
-            step = _SPREAD * error * (deviations[name] or 1.0)
+            step = _in_two_bytes(_SPREAD * error * (deviations[name] or 1.0))
             # A shift that no grid of such steps holds stays as it is: coarser ones would move it further than `error`.
             if _fits_a_grid(tensor.numbers(), step):
                 rounded[name] = stepped(tensor.numbers(), step)
     return replace(model, tensors=rounded)
+
+
+def _in_two_bytes(step: float) -> float:
+    """A step that is a little shorter, as bfloat16 has it: there is one for every norm, and any will do."""
+    return float((np.array(step, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 def round_vector(values: np.ndarray, error: float) -> QuantizedTensor | None:
@@ -493,7 +498,7 @@ def round_vectors(model: CompressedModel, uses: Mapping[str, str], error: float)
     rounded: dict[str, QuantizedTensor | RawTensor] = dict(model.tensors)
     for name, use in uses.items() if error else ():
         values = _raw(model, name).astype(np.float64)
-        step = _SPREAD * error * float(np.sqrt(np.square(values).mean()))
+        step = _in_two_bytes(_SPREAD * error * float(np.sqrt(np.square(values).mean())))
         if use == "summand" and _fits_a_grid(values, step):
             rounded[name] = stepped(values, step)
         else:

@@ -159,8 +159,8 @@ def lie(blob: bytes, dice: random.Random) -> bytes | None:
         model = decode(blob, LIMITS)
         with turned(dice.randrange(1 << dice.randrange(1, 12))):
             described = describe(blob, LIMITS)
-            coder = streams.ContextCoder(**described.options if described.coder == "context" else {})
-            return container._write(model, coder, "context")
+            coder = streams.ContextCoder(described.options.get("ways"))
+            return container._write(model, coder, "context", described.options["packed"])
     except FormatError:
         return None
 

@@ -15,13 +15,15 @@ from torch import nn
 
 from bayeszip import codec, loading, report
 from bayeszip.codec import Limits, decode, describe, encode
+from bayeszip.codec.syntax import Number, Reader
 from bayeszip.errors import BayeszipError, FormatError, ModelError
 from bayeszip.graph import dense_tensors, load_into, to_module
 from bayeszip.limits import LimitExceeded
 from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor
 
-#: What refusing may cost.
+#: What refusing may cost; a packed header more, for each of its bytes.
 SECONDS, BYTES = 0.05, 16 << 20
+PER_PACKED_BYTE = 3e-3
 
 EMPTY = np.zeros((0, 0), dtype=np.uint8)
 BOOK = np.array([0.0, 0.5], dtype=np.float32)
@@ -29,6 +31,12 @@ BOOK = np.array([0.0, 0.5], dtype=np.float32)
 
 def weight(*shape: int) -> QuantizedTensor:
     return QuantizedTensor(np.ones(shape, dtype=np.uint8), BOOK)
+
+
+def of_packed(blob: bytes) -> float:
+    """Seconds that its header may take because it is packed."""
+    packed = Reader(blob, 5)
+    return PER_PACKED_BYTE * [Number("").read(packed) for _ in range(2)][1] if blob[4] & 8 else 0.0
 
 
 def lstm(stated: bool = True) -> bytes:
@@ -122,7 +130,7 @@ def test_every_door_refuses_quickly_and_in_little_memory(name, tmp_path):
             with pytest.raises((FormatError, ModelError)):
                 enter()
             spent.append(time.process_time() - begin)
-        assert min(spent) <= SECONDS, f"{door} takes {min(spent):.3f} s"
+        assert min(spent) <= SECONDS + of_packed(path.read_bytes()), f"{door} takes {min(spent):.3f} s"
         tracemalloc.start()
         with pytest.raises(BayeszipError):
             enter()
@@ -244,7 +252,7 @@ def model(size):
     nodes = (Node("input", (0,), (), {{"shape": (size,)}}), Node("linear", (1,), ("fc.weight", None)))
     return CompressedModel({{"fc.weight": tensor}}, Graph(1, nodes, (2,)))
 def write(size):
-    blob = container._write(model(size), container.ContextCoder(), "context")
+    blob = container._write(model(size), container.ContextCoder(), "context", None)
     open({str(tmp_path / "x.bayz")!r}, "wb").write(blob)
 write(900)
 loading.load({str(tmp_path / "x.bayz")!r})
@@ -292,4 +300,4 @@ def test_the_bound_on_time_that_is_stated(name):
         if decoded.graph is not None:
             to_module(decoded)
         spent.append(time.process_time() - begin)
-    assert min(spent) <= PER_BYTE * len(blob) + PER_ELEMENT * model.parameters
+    assert min(spent) <= PER_BYTE * len(blob) + of_packed(blob) + PER_ELEMENT * model.parameters

@@ -4,9 +4,12 @@ It shares no line with `bayeszip.codec`; both must read the same model from ever
 """
 
 import struct
+from base64 import b64decode
 from collections.abc import Sequence
+from copy import copy
 from functools import cache
 from math import prod
+from pathlib import Path
 
 __all__ = ["read"]
 
@@ -36,11 +39,14 @@ def read(blob: bytes) -> dict:
     assert blob[:4] == b"BAYZ"
     assert blob[-4:] == struct.pack("<I", crc ^ 0xFFFFFFFF)
     assert blob[4] >> 4 in (1, 2)
+    version, number = blob[4] >> 4, blob[4] & 15
+    if version == 2 and number > 8:
+        blob, number = unpacked(blob), number - 8
     header = Header(blob[:-4], 5)
     coders: dict[int, type[Csr] | type[Context]] = {1: Csr, 2: Context}
-    coder = coders[blob[4] & 15](blob[header.at : -4], header)
-    split = iter(streams_of(blob, header) if blob[4] & 15 == 2 and header.option else ())
-    ways = ways_of(header) if blob[4] & 15 == 2 else {}
+    coder = coders[number](blob[header.at : -4], header)
+    split = iter(streams_of(blob, header) if number == 2 and header.option else ())
+    ways = ways_of(header) if number == 2 else {}
     tensors: dict[str, tuple[tuple[int, ...], str | bytes, list[int]]] = {}
     scales, grids = {}, {}
     for name, shape, kind in header.tensors:
@@ -56,7 +62,91 @@ def read(blob: bytes) -> dict:
             book = header.books[number]
             scales[name] = (axis, book, coder.quantized(shape[axis : axis + 1], book, 16 + number))
     read = {"tensors": tensors, "nodes": header.nodes, "ends": header.ends, "original": header.original}
-    return read | {"scales": scales, "grids": grids, "version": blob[4] >> 4}
+    return read | {"scales": scales, "grids": grids, "version": version}
+
+
+@cache
+def primed() -> "Octets":
+    """The model that has learned the text on the page."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+    text = b64decode(page.split("```primer\n")[1].split("```")[0])
+    octets, known = Octets(), Known(text)
+    for _ in text:
+        octets.take(known)
+    return octets
+
+
+def unpacked(blob: bytes) -> bytes:
+    """The file with its header as it would be if it weren't packed."""
+    at, numbers = 5, []
+    for _ in range(2):
+        value = shift = 0
+        while True:
+            value, shift, at = value | (blob[at] & 127) << shift, shift + 7, at + 1
+            if blob[at - 1] < 128:
+                break
+        numbers.append(value)
+    size, length = numbers
+    octets, stream = primed().copy(), Range(blob[at : at + length])
+    return blob[:5] + bytes(octets.take(stream) for _ in range(size)) + blob[at + length :]
+
+
+class Known:
+    """Gives bits that are known, where a stream would have them read."""
+
+    def __init__(self, octets: bytes) -> None:
+        self.bits_left = [octet >> level & 1 for octet in reversed(octets) for level in range(8)]
+
+    def bit(self, probability: int) -> int:
+        return self.bits_left.pop()
+
+
+class Octets:
+    """The model of a header's octets."""
+
+    def __init__(self) -> None:
+        self.mixer, self.evidence = Mixer((16000,) * 7, 60), Evidence()
+        self.seen: list[int] = []
+        self.latest: dict[int, int] = {}
+        self.expected, self.run = -1, 0
+
+    def copy(self) -> "Octets":
+        other = copy(self)
+        other.mixer = copy(self.mixer)
+        other.evidence = Evidence({key: [*pair] for key, pair in self.evidence.items()})
+        other.seen, other.latest = [*self.seen], {**self.latest}
+        return other
+
+    def take(self, coder: "Known | Range") -> int:
+        """The next octet."""
+        seen = self.seen
+        groups = [seen[max(len(seen) - order, 0) :] for order in range(5)]
+        contexts = [context_of(group) for group in (*groups, seen[-4:][:1] if len(seen) > 3 else [])]
+        likely = seen[self.expected] if self.expected >= 0 else None
+        node, hopeful = 1, likely is not None
+        for level in range(7, -1, -1):
+            hoped = (likely or 0) >> level & 1
+            keys = [(i, (c * 1000003 + node * 40503 >> 5) % 65536) for i, c in enumerate(contexts)]
+            keys += [(6, 2 * min(self.run, 15) + hoped)] * hopeful
+            inputs = [ln(self.evidence[key][1] + 6) - ln(self.evidence[key][0] + 6) for key in keys]
+            bit = self.mixer.code(coder, inputs if hopeful else [*inputs, 0])
+            for key in keys:
+                self.evidence.learn(key, bit, 256)
+            node, hopeful = 2 * node + bit, hopeful and bit == hoped
+        seen.append(node - 256)
+        self.expected, self.run = (self.expected + 1, self.run + 1) if hopeful else (-1, 0)
+        if len(seen) > 2:
+            place = context_of(seen[-3:]) % 65536
+            self.expected = self.latest.get(place, -1) if self.expected < 0 else self.expected
+            self.latest[place] = len(seen)
+        return seen[-1]
+
+
+def context_of(octets: Sequence[int]) -> int:
+    value = 0
+    for octet in octets:
+        value = (773 * value + octet + 1) % 2**22
+    return value
 
 
 def ways_of(header: "Header") -> dict[str, int]:
@@ -334,7 +424,7 @@ class Mixer:
     def __init__(self, weights: tuple[int, ...], rate: int) -> None:
         self.weights, self.rate = [16 * weight for weight in weights], rate
 
-    def code(self, coder: "Context", inputs: list[int]) -> int:
+    def code(self, coder: "Range | Known", inputs: list[int]) -> int:
         total = sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
         probability = squash(total + (1 << 19) >> 20)
         bit = coder.bit(probability)
@@ -343,15 +433,10 @@ class Mixer:
         return bit
 
 
-class Context:
-    def __init__(self, data: bytes, header: Header) -> None:
+class Range:
+    def __init__(self, data: bytes) -> None:
         self.data, self.at = data + bytes(5), 5
         self.value, self.width = int.from_bytes(self.data[:5], "big"), 1 << 40
-        self.cell_mixer, self.value_mixer = Mixer(*CELLS), Mixer(*VALUES)
-        self.flag_mixers = [Mixer(*FLAGS), Mixer(*FLAGS)]
-        self.shared: dict[int, Evidence] = {}
-        self.raws: dict[int, tuple] = {}
-        self.units: list[int] = []
 
     def bit(self, probability: int) -> int:
         split = self.width * probability >> 16
@@ -371,6 +456,16 @@ class Context:
         for _ in range(count):
             value = 2 * value + self.bit(1 << 15)
         return value
+
+
+class Context(Range):
+    def __init__(self, data: bytes, header: Header) -> None:
+        super().__init__(data)
+        self.cell_mixer, self.value_mixer = Mixer(*CELLS), Mixer(*VALUES)
+        self.flag_mixers = [Mixer(*FLAGS), Mixer(*FLAGS)]
+        self.shared: dict[int, Evidence] = {}
+        self.raws: dict[int, tuple] = {}
+        self.units: list[int] = []
 
     def quantized(self, shape: tuple, book: bytes, kind: int, way: int = 0) -> list[int]:
         size = prod(shape)

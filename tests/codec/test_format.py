@@ -60,7 +60,7 @@ def test_the_example_on_the_page_is_real():
     bias = QuantizedTensor(np.array([0, 0, 2]), codebook)
     graph = Graph(1, (Node("linear", (0,), ("fc.weight", "fc.bias")), Node("relu", (1,))), (2,))
     model = CompressedModel({"fc.weight": weight, "fc.bias": bias}, graph)
-    assert written == [encode(model, coder=coder) for coder in ("csr-huffman", "context")]
+    assert written == [encode(model, coder=coder, packed=0) for coder in ("csr-huffman", "context")]
     by_byte = page.split("| bytes | meaning |")[1].split("The payload's bits")[0]
     cells = [row.split("|")[1] for row in by_byte.splitlines() if row.startswith("| `")]
     assert bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", "".join(cells)))) == written[0]
@@ -76,7 +76,7 @@ def test_the_example_of_version_2_is_real():
     scale = QuantizedTensor.on_grid(np.array([1, 3]), LogGrid(0.5, 1.5, 4, signed=False))
     weight = QuantizedTensor.on_grid(np.array([[1, 0], [2, 4]]), UniformGrid(0.25, 5), scale)
     assert weight.dequantize().tolist() == [[-0.125, 0], [0.28125, 0.5625]]
-    assert written == encode(CompressedModel({"w": weight}), coder="csr-huffman")
+    assert written == encode(CompressedModel({"w": weight}), coder="csr-huffman", packed=0)
     rows = page.split("| bytes of version 2 | meaning |")[1].split("So `w` is")[0]
     cells = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
     assert bytes.fromhex("".join(re.findall("`([0-9a-f ]+)`", "".join(cells)))) == written

@@ -184,8 +184,9 @@ def write_ways(folder: Path, models: dict[str, tuple[int, CompressedModel]]) -> 
     for name, (ways, model) in models.items():
         path = folder / f"{name}.context.bayz"
         if not path.exists():
-            path.write_bytes(encode(model, ways=ways))
-            manifest[path.name] = {"coder": "context", "options": {"ways": ways}, "digest": digest(model)}
+            options = {"ways": ways, "packed": 0}
+            path.write_bytes(encode(model, "context", **options))
+            manifest[path.name] = {"coder": "context", "options": options, "digest": digest(model)}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
@@ -195,12 +196,16 @@ def write(folder: Path, models: dict[str, CompressedModel]) -> None:
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
     for name, model in models.items():
         for label, coder, options in (
-            ("context", "context", {"ways": 0}),
-            ("csr", "csr-huffman", {}),
-            ("csr5", "csr-huffman", {"offset_bits": 5}),
+            ("context", "context", {"ways": 0, "packed": 0}),
+            ("packed", "context", {"ways": 0, "packed": 1}),
+            ("csr", "csr-huffman", {"packed": 0}),
+            ("csr5", "csr-huffman", {"offset_bits": 5, "packed": 0}),
+            ("packed-csr", "csr-huffman", {"packed": 1}),
         ):
             path = folder / f"{name}.{label}.bayz"
             if path.exists() or (label == "csr5" and name != "convolution"):
+                continue
+            if "packed" in label and folder.name == "v1":
                 continue
             path.write_bytes(encode(model, coder=coder, **options))
             manifest[path.name] = {"coder": coder, "options": options, "digest": digest(model)}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from bayeszip.codec.contexts import Stream, ranks_of
-from bayeszip.codec.header import outline_of, write_outline
+from bayeszip.codec.header import outline_of
+from bayeszip.codec.packed import header_in_file
 from bayeszip.codec.pricing import Pricing
 from bayeszip.codec.rangecoder import PROBABILITY_BITS, RangeEncoder
 from bayeszip.errors import ModelError
@@ -74,7 +75,7 @@ def _coded(model: CompressedModel, pricings: Mapping[str, Pricing]) -> tuple[flo
     """The bits of a whole file, and the symbols that pricings chose."""
     outline, encoder = outline_of(model), RangeEncoder()
     symbols = Stream(encoder, outline).write(model, pricings)
-    return 8 * (_FRAME_BYTES + len(write_outline(outline))) + encoder.spent, symbols
+    return 8 * (_FRAME_BYTES + len(header_in_file(outline)[0])) + encoder.spent, symbols
 
 
 def _quantized(model: CompressedModel) -> Iterator[tuple[str, QuantizedTensor]]:

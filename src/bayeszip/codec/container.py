@@ -2,12 +2,15 @@
 
 "BAYZ" │ version and coder │ header │ payload │ CRC-32C of all before
  4 B         1 B              …         …         4 B, least significant first
+
+The header is packed where that makes it shorter.
 """
 
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
-from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline, write_outline
+from bayeszip.codec.header import Outline, outline_of, outline_parts, read_outline
+from bayeszip.codec.packed import header_in_file, packed_parts, unpack
 from bayeszip.codec.paper import PaperCoder
 from bayeszip.codec.parts import Description, Part, TensorDescription, bytes_by_part
 from bayeszip.codec.streams import ContextCoder
@@ -17,6 +20,7 @@ from bayeszip.codec.syntax import (
     NotBayesZip,
     NotCanonical,
     Reader,
+    TrailingBytes,
     Truncated,
     UnknownCoder,
     UnsupportedVersion,
@@ -30,6 +34,8 @@ __all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSIONS", "decode", "describe",
 MAGIC = b"BAYZ"
 #: a file has the lowest version that can say what it says
 VERSIONS = (1, 2)
+#: added to the coder's number where the header is packed, and the version that this takes
+_PACKED, _VERSION_OF_PACKED = 8, 2
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 _SHORTEST = len(MAGIC) + 1 + _CHECKSUM_BYTES
@@ -66,15 +72,18 @@ _NAMES = {number: name for name, (number, _) in CODERS.items()}
 DEFAULT_CODER = "context"
 
 
-def encode(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | None) -> bytes:
+def encode(
+    model: CompressedModel, coder: str = DEFAULT_CODER, *, packed: int | None = None, **options: int | None
+) -> bytes:
     """The model as a file. What was written is decoded and compared before it is returned.
 
     Args:
         coder: "csr-huffman", the paper's.
+        packed: 1 to have the header packed, 0 to leave it plain; by default, whichever is shorter.
         options: of the coder; for "csr-huffman": `offset_bits`, the width of a column offset; for "context": `ways`,
             how it codes (`describe` tells those of a file), by default as suits the model.
     """
-    blob = _write(model, _coder(coder, options), coder)
+    blob = _write(model, _coder(coder, options), coder, packed)
     try:
         decoded, _, _ = _read(blob, Budget(Limits.none()))  # what the caller holds as a model, he may have as a file
     except FormatError as error:
@@ -101,9 +110,11 @@ def _same(first: CompressedModel, second: CompressedModel) -> bool:
     return True
 
 
-def measure(model: CompressedModel, coder: str = DEFAULT_CODER, **options: int | None) -> int:
+def measure(
+    model: CompressedModel, coder: str = DEFAULT_CODER, *, packed: int | None = None, **options: int | None
+) -> int:
     """The bytes that `encode` would return, without the proof that they decode: for showing sizes while training."""
-    return len(_write(model, _coder(coder, options), coder))
+    return len(_write(model, _coder(coder, options), coder, packed))
 
 
 def decode(blob: bytes, limits: Limits | Budget | None = None) -> CompressedModel:
@@ -131,14 +142,15 @@ def inspect(blob: bytes, limits: Limits | Budget | None = None) -> tuple[Compres
     of_tensor: dict[str | None, dict[str, int]] = {described.name: {} for described in outline.tensors} | {None: {}}
     for (tensor, part), count in totals.items():
         of_tensor[tensor][part] = count
-    name = _NAMES[blob[len(MAGIC)] & 0xF]
+    version, packed, number = _kind(blob)
+    name = _NAMES[number]
     return model, Description(
         bytes=len(blob),
-        version=blob[len(MAGIC)] >> 4,
+        version=version,
         coder=name,
-        options=_options(CODERS[name][1].of_option(outline.option)),
+        options={**_options(CODERS[name][1].of_option(outline.option)), "packed": int(packed)},
         original_parameters=outline.original_parameters,
-        parts=_whole_parts(of_tensor[None], outline),
+        parts=_whole_parts(of_tensor[None], outline, packed),
         tensors=tuple(
             TensorDescription(
                 name=described.name,
@@ -154,11 +166,14 @@ def inspect(blob: bytes, limits: Limits | Budget | None = None) -> tuple[Compres
     )
 
 
-def _whole_parts(held: dict[str, int], outline: Outline) -> dict[str, int]:
+def _whole_parts(held: dict[str, int], outline: Outline, packed: bool) -> dict[str, int]:
     """The parts of the file as a whole, the header by what it tells."""
     parts: dict[str, int] = {}
     for part, count in held.items():
-        parts |= outline_parts(outline) if part == "header" else {part: count}
+        if part == "header":
+            parts |= packed_parts(outline) if packed else outline_parts(outline)
+        else:
+            parts[part] = count
     return parts
 
 
@@ -183,11 +198,13 @@ def _coder(name: str, options: dict[str, int | None]) -> Coder:
         raise ModelError(f"the coder {name!r} doesn't know one of the options {sorted(options)}") from error
 
 
-def _write(model: CompressedModel, coder: Coder, name: str) -> bytes:
+def _write(model: CompressedModel, coder: Coder, name: str, packed: int | None) -> bytes:
     coder = coder.settled(model)
     outline = outline_of(model, coder.option)
-    version = max(outline.version, coder.version)
-    body = MAGIC + bytes([version << 4 | CODERS[name][0]]) + write_outline(outline) + coder.write(model, outline)
+    header, is_packed = header_in_file(outline, packed)
+    version = max(outline.version, coder.version, _VERSION_OF_PACKED if is_packed else 1)
+    kind = version << 4 | is_packed * _PACKED | CODERS[name][0]
+    body = MAGIC + bytes([kind]) + header + coder.write(model, outline)
     return body + crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -195,12 +212,12 @@ def _read(blob: bytes, budget: Budget) -> tuple[CompressedModel, Outline, list[P
     coder_class = _checked_coder(blob)
     end = len(blob) - _CHECKSUM_BYTES
     source = Reader(blob, len(MAGIC) + 1, end, budget)
-    version = blob[len(MAGIC)] >> 4
-    outline = read_outline(source, version)
+    version, packed, _ = _kind(blob)
+    outline = _read_packed(source, version) if packed else read_outline(source, version)
     coder = coder_class.of_option(outline.option)
     if coder.version > version:
         raise InvalidField(f"the file's coder has an option that version {version} lacks")
-    if max(outline.version, coder.version) < version:
+    if max(outline.version, coder.version, _VERSION_OF_PACKED if packed else 1) < version:
         raise NotCanonical(f"the file has version {version}, but needs a lower one only")
     outline.charge(budget, len(blob))
     start = source.position
@@ -213,6 +230,21 @@ def _read(blob: bytes, budget: Budget) -> tuple[CompressedModel, Outline, list[P
     return CompressedModel(tensors, outline.graph, outline.original_parameters), outline, parts
 
 
+def _read_packed(source: Reader, version: int) -> Outline:
+    header = Reader(unpack(source), budget=source.budget)
+    outline = read_outline(header, version)
+    if header.position < header.end:
+        raise TrailingBytes(f"{header.end - header.position} bytes follow the header in what is packed")
+    return outline
+
+
+def _kind(blob: bytes) -> tuple[int, bool, int]:
+    """The file's version, whether its header is packed, and the number of its coder."""
+    version, number = divmod(blob[len(MAGIC)], 16)
+    packed = number >= _PACKED and version >= _VERSION_OF_PACKED
+    return version, packed, number - _PACKED * packed
+
+
 def _checked_coder(blob: bytes) -> type[Coder]:
     """The file's coder, if the file begins and ends as it must."""
     if not blob.startswith(MAGIC[: len(blob)]) or not blob:
@@ -220,7 +252,7 @@ def _checked_coder(blob: bytes) -> type[Coder]:
     if len(blob) < _SHORTEST:
         raise Truncated(f"the file has {len(blob)} bytes, fewer than any .bayz file")
     end = len(blob) - _CHECKSUM_BYTES
-    version, number = divmod(blob[len(MAGIC)], 16)
+    version, _, number = _kind(blob)
     if version not in VERSIONS:
         raise UnsupportedVersion(f"the file has format version {version}, this reader knows {VERSIONS}")
     if number not in _NAMES:
