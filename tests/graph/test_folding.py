@@ -215,6 +215,8 @@ def test_rounding_moves_as_far_as_it_may(block, error):
             ratios += list(other.scale.dequantize() / tensor.scale.dequantize() - 1)
         elif name in deviations:
             assert isinstance(other.grid, UniformGrid)
+            # Two bytes tell the step.
+            assert np.float32(other.grid.step).view(np.uint32) & 0xFFFF == 0
             moves += list((other.dequantize() - tensor.values) / deviations[name])
     assert isinstance(rounded.tensors["bn3.weight"].grid, LogGrid)
     assert np.sqrt(np.square(ratios).mean()) < 1.2 * error
