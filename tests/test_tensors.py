@@ -73,7 +73,7 @@ def test_what_needs_nothing_new_is_written_as_ever(coder):
     plain = CompressedModel({"w": QuantizedTensor(SYMBOLS, grid.values())})
     newer = CompressedModel({"w": QuantizedTensor.on_grid(SYMBOLS, grid)})
     both = CompressedModel(dict(plain.tensors) | {"x": QuantizedTensor.on_grid(SYMBOLS, grid, SCALE)})
-    assert [describe(encode(model, coder=coder)).version for model in (plain, newer, both)] == [1, 2, 2]
+    assert [describe(encode(model, coder=coder, packed=0)).version for model in (plain, newer, both)] == [1, 2, 2]
     assert decode(encode(newer, coder=coder)) != plain
     parts = describe(encode(both, coder=coder))
     assert "scales" in parts.tensors[1].parts
