@@ -1,10 +1,12 @@
 """Curves: every point is what a user could type, and the plan holds what the pages promise."""
 
+from dataclasses import replace
+
 import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
-from bayeszip.experiments.curves import AFRESH, CURVES, NETWORKS, UNTOUCHED, Curve, curve_of
+from bayeszip.experiments.curves import AFRESH, CURVES, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
 
@@ -22,7 +24,8 @@ def test_a_network_is_known_to_the_command_line(name):
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
 def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(curve):
     variants, points = curve.variants(), curve.points()
-    assert len(points) >= (1 if curve.whole else 6)
+    # Those that were run later look for one figure.
+    assert len(points) >= (1 if curve.whole or curve.later else 6)
     assert list(curve.strengths) == sorted(set(curve.strengths))
     assert {(point.strength, point.rate) for point in points if point.is_headline} == set(curve.headlines) != set()
     firsts = Experiment("frontier", "", variants, ()).runs((10,))
@@ -30,10 +33,10 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     count = 3 if NETWORKS[curve.model].data == "cifar10" else 5
     wanted = [count if strength in dict(curve.headlines) else 1 for strength in curve.strengths]
     assert [len(variant.seeds) for variant in variants] == wanted
-    # Those that are trained on all images have seeds that no other curve has shown.
-    assert {seed for variant in variants for seed in variant.seeds} <= set(AFRESH if curve.whole else UNTOUCHED)
-    assert not {*range(10)} & {*AFRESH, *UNTOUCHED}
-    assert not set(AFRESH) & set(UNTOUCHED)
+    # Those that are trained on all images, and those that were run later, have seeds that no other had shown.
+    family = LATER if curve.later else AFRESH if curve.whole else UNTOUCHED
+    assert {seed for variant in variants for seed in variant.seeds} <= set(family)
+    assert len({*range(10), *AFRESH, *UNTOUCHED, *LATER}) == 10 + len(AFRESH) + len(UNTOUCHED) + len(LATER)
     assert {variant.hold_out for variant in variants} == {not curve.whole}
 
 
@@ -80,6 +83,14 @@ def test_a_curve_on_all_images_has_a_name_of_its_own_and_may_have_one_beginning(
     assert variant.name == "vgg-16-augmented-coarse-whole-tau1=0.1"
     assert curve.title == "VGG-16, with augmentation, on all images, with 9 components"
     assert {run.beginning for run in Experiment("frontier", "", (variant,), ()).runs()} == {AFRESH[0]}
+
+
+def test_a_way_may_change_images_otherwise_than_the_pretraining_does():
+    curve = Curve("lenet-5", True, (9,), ((9, 0),), way="narrow-settled", later=True)
+    (variant,) = curve.variants()
+    assert (variant.augment, variant.augment_before) == ("shift=1", NETWORKS["lenet-5"].augment)
+    assert variant.seeds == LATER
+    assert replace(curve, augmented=False).variants()[0].augment is None
 
 
 def test_seeds_after_the_first_end_at_the_headlines_alone():

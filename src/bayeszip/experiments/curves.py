@@ -13,6 +13,7 @@ __all__ = [
     "AFRESH",
     "AT_NO_RATE",
     "CURVES",
+    "LATER",
     "NETWORKS",
     "PRICED",
     "UNTOUCHED",
@@ -32,6 +33,8 @@ AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
 UNTOUCHED = tuple(range(10, 15))
 #: Others, for networks that are trained on all images when the figures of the former have been seen.
 AFRESH = tuple(range(20, 25))
+#: Others again, for ways that were set when those figures had been seen too.
+LATER = tuple(range(30, 35))
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,18 @@ NETWORKS: dict[str, Network] = {
 
 
 class Way(NamedTuple):
-    """Another way of training: what is set, what that is in words, and by which recipe, if not by the network's."""
+    """Another way of training: what is set, and what that is in words; the recipe, and how images are changed in the
+    compression, where these are not the network's."""
 
     settings: str
     meaning: str
     recipe: str = ""
+    augment: str = ""
 
 
 #: Switches the rate term on; and symbols that are free in the closing phase.
 PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
+_NARROW = "all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9"
 WAYS: dict[str, Way] = {
     "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
@@ -106,8 +112,13 @@ WAYS: dict[str, Way] = {
         "with a rate term of 4, and symbols that are free in a closing phase of 40 epochs",
     ),
     "narrow": Way(
-        f"all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9 {_FREE}",
-        "with the prior on units, 9 components, and symbols that are free in the closing phase",
+        f"{_NARROW} {_FREE}", "with the prior on units, 9 components, and symbols that are free in the closing phase"
+    ),
+    # A network of so few bytes learns nothing by heart; what it need not know of turned images it can spend otherwise.
+    "narrow-settled": Way(
+        f"{_NARROW} reassign=true closing.epochs=60 closing.rate_theta=0.003",
+        "with the prior on units, 9 components, and symbols that are free in a closing phase of 60 epochs",
+        augment="shift=1",
     ),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
     "smallest-half": Way("epochs_scale=0.5", "by the recipe `smallest` with half of its epochs", "smallest"),
@@ -120,8 +131,15 @@ WAYS: dict[str, Way] = {
         "with half of the epochs",
     ),
     # What weights that move on win back at the end costs half of what an epoch with noise does.
-    "settled": Way("vd+sws.epochs=10 closing.epochs=30", "with a closing phase of 30 epochs"),
+    "settled": Way(
+        "vd.epochs=75 vd.rate_log_sigma2=0.0011 vd+sws.epochs=10 closing.epochs=40",
+        "with a closing phase of 40 epochs",
+    ),
     "coarse": Way("mixture.components=9", "with 9 components"),
+    "coarse-settled": Way(
+        "mixture.components=9 vd+sws.epochs=12 closing.epochs=60",
+        "with 9 components and a closing phase of 60 epochs",
+    ),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
@@ -154,6 +172,7 @@ class Curve:
         way: a name in `WAYS`, where it is not trained as its network's line says.
         whole: no images are held out for validation: settings are those of curves that had some.
         one_beginning: all its seeds begin from the first one's pretrained network.
+        later: its seeds are `LATER`.
     """
 
     model: str
@@ -164,6 +183,7 @@ class Curve:
     way: str = ""
     whole: bool = False
     one_beginning: bool = False
+    later: bool = False
 
     @property
     def name(self) -> str:
@@ -179,7 +199,8 @@ class Curve:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Those of its headlines; its other points have the first."""
-        return (AFRESH if self.whole else UNTOUCHED)[: NETWORKS[self.model].seeds]
+        family = LATER if self.later else AFRESH if self.whole else UNTOUCHED
+        return family[: NETWORKS[self.model].seeds]
 
     @property
     def title(self) -> str:
@@ -199,6 +220,7 @@ class Curve:
         return replace(
             variant,
             recipe=way.recipe or variant.recipe,
+            augment=(way.augment or variant.augment) if self.augmented else None,
             rates=self.rates,
             later_rates=tuple(filter(None, quoted)),
             hold_out=not self.whole,
@@ -253,6 +275,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25)), (0.25, 0.5), "narrow"),
     Curve("lenet-5", True, (4.5, 5.2, 10.5), ((4.5, 0), (5.2, 0), (10.5, 0)), way="narrow", whole=True),
+    Curve("lenet-5", True, (5, 9), ((5, 0), (9, 0)), way="narrow-settled", later=True),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
@@ -260,11 +283,10 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
+    Curve("resnet-20", True, (0.24,), ((0.24, 0), (0.24, 0.5)), (0.5,), "coarse-settled", whole=True, later=True),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve(
-        "resnet-20-4", True, (0.17,), ((0.17, 0), (0.17, 0.25)), (0.25, 0.5), "settled", whole=True, one_beginning=True
-    ),
+    Curve("resnet-20-4", True, (0.17,), ((0.17, 0), (0.17, 0.25)), (0.25,), "settled", whole=True, one_beginning=True),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
