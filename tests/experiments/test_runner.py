@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -12,13 +13,14 @@ from bayeszip import codec
 from bayeszip.cli import main
 from bayeszip.errors import DataError, OutputError, RecipeError, TrainingError
 from bayeszip.experiments import EXPERIMENTS, runner
-from bayeszip.experiments.records import file_of, history_of, is_of, read, recipe_of
+from bayeszip.experiments.records import add, file_of, history_of, is_of, read, recipe_of
 from bayeszip.experiments.runner import Task, carry_out, do, located
 from bayeszip.experiments.runs import Experiment, Variant
 from bayeszip.fitting import Watcher
 from bayeszip.fitting.keeper import Checkpointing
 from bayeszip.processes import Outcome
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = "nets_of_experiments:Recorder"
 SETTINGS = "batch_size=64 l2.epochs=3 vd.epochs=4 vd+sws.epochs=3 closing.epochs=2 mixture.components=5"
 BOTH = Variant("both", MODEL, "vd+sws", SETTINGS, data="idx:images")
@@ -334,6 +336,8 @@ def test_the_command_shows_the_committed_records(command):
         (["--again", "out"], 2, "--again: without an experiment they are only listed; name one"),
         (["--take", "out"], 2, "--take: without an experiment they are only listed; name one"),
         (["table", "--take", "out", "--again", "out", "--seeds", "1"], 2, "--again, --seeds: --take DIR takes all"),
+        (["--recode"], 2, "--recode: without an experiment they are only listed; name one"),
+        (["table", "--recode", "--only", "x"], 2, "--only: --recode codes the files of all its records"),
         (["table", "--device", "cpu"], 2, "--device: that is for runs that are trained; add --again DIR"),
     ],
 )
@@ -350,6 +354,27 @@ def test_an_experiment_without_records_says_so(command, monkeypatch, tmp_path):
     status, _, errors = command("parts")
     assert status == 1
     assert "no run of parts has been recorded yet; --again DIR trains them" in errors
+
+
+def test_files_are_coded_anew_where_that_is_shorter(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("bayeszip.experiments.pages.checkout", lambda: tmp_path)
+    source = next(iter(sorted((ROOT / "results" / "quick").glob("*.bayz"))))
+    record = read(ROOT / "results" / "quick")[source.stem]
+    model = codec.decode(source.read_bytes())
+    folder = tmp_path / "results" / "quick"
+    folder.mkdir(parents=True)
+    longer = codec.encode(model, packed=0)
+    file_of(folder, source.stem).write_bytes(longer)
+    add(folder, {**record, "bytes": len(longer)})
+    status, output, errors = command("quick", "--recode")
+    assert status == 0, errors
+    blob = file_of(folder, source.stem).read_bytes()
+    assert codec.decode(blob) == model
+    assert len(blob) == read(folder)[source.stem]["bytes"] < len(longer)
+    assert f"{len(longer):,} bytes became {len(blob):,}" in output
+    # There is nothing to be gained a second time.
+    assert f"{len(blob):,} bytes became {len(blob):,}" in command("quick", "--recode")[1]
+    assert command("parts", "--recode")[0] == 1
 
 
 def test_outside_a_checkout_it_trains_only(command, monkeypatch, tmp_path):

@@ -61,6 +61,10 @@ def reproduce(
         Path | None,
         typer.Option(metavar="DIR", help="Put what --again DIR has left, here or elsewhere, among the records."),
     ] = None,
+    recode: Annotated[
+        bool,
+        typer.Option("--recode", help="Code the files of its records anew, where that makes them shorter."),
+    ] = False,
     render: Annotated[
         bool, typer.Option("--render", help="Write RESULTS.md, the README's tables and the pictures from the records.")
     ] = False,
@@ -84,6 +88,7 @@ def reproduce(
     from bayeszip.experiments import EXPERIMENTS
     from bayeszip.experiments.pages import checkout
     from bayeszip.experiments.pages import render as render_pages
+    from bayeszip.experiments.records import recode as recode_files
     from bayeszip.experiments.records import take as take_records
     from bayeszip.experiments.runs import parse_seeds
 
@@ -98,6 +103,7 @@ def reproduce(
         "--device": device != "auto",
         "--sealed": sealed,
         "--take": take is not None,
+        "--recode": recode,
         "--render": render,
     }
     _check_used([name for name, is_given in given.items() if is_given])
@@ -112,6 +118,10 @@ def reproduce(
     if take is not None:
         taken = take_records(take / experiment.name, checkout() / "results" / experiment.name)
         typer.echo(f"{len(taken)} records taken; bayeszip reproduce --render writes them into the pages")
+        return
+    if recode:
+        before, after = recode_files(checkout() / "results" / experiment.name)
+        typer.echo(f"{before:,} bytes became {after:,}; bayeszip reproduce --render writes them into the pages")
         return
     if again is None:
         _show_recorded(experiment, checkout() / "results" / experiment.name, only)
@@ -134,6 +144,8 @@ def _check_used(given: list[str]) -> None:
         used, remedy = set(), "without an experiment they are only listed; name one, such as table"
     elif "--take" in given:
         used, remedy = {"an experiment", "--take"}, "--take DIR takes all that --again DIR has left; give it alone"
+    elif "--recode" in given:
+        used, remedy = {"an experiment", "--recode"}, "--recode codes the files of all its records; give it alone"
     elif "--again" in given:
         return
     else:
