@@ -106,3 +106,25 @@ def test_inputs_that_are_not_finite_are_refused_at_the_layer_that_meets_them():
     network = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
     with pytest.raises(DataError, match=r"the layer of 1\.weight meets inputs"):
         curvatures(network, [*batches(5), torch.full((1, 5), torch.nan)])
+
+
+def test_positions_that_are_looked_at_lie_all_over_an_image(monkeypatch):
+    layer = nn.Conv2d(1, 2, 3, padding=1, bias=False)
+    images = torch.linspace(-1, 2, 32).expand(8, 1, 32, 32) + 0.1 * torch.randn(8, 1, 32, 32)
+
+    def moments(positions: int) -> np.ndarray:
+        monkeypatch.setattr(curvature, "POSITIONS", positions)
+        return curvatures(nn.Sequential(layer), [images])["0.weight"].blocks[0].moments
+
+    # 256 of 8,192 are every 32nd: a stride would see the left edge, and nothing else.
+    whole, some = moments(2**13), moments(256)
+    assert np.linalg.norm(some - whole) < 0.1 * np.linalg.norm(whole)
+
+
+def test_moments_alone_are_those_of_a_whole_look():
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    whole, alone = (curvatures(net, [torch.randn(9, 5, generator=torch.Generator().manual_seed(0))], derivatives=on)
+                    for on in (True, False))  # fmt: skip
+    for name, found in alone.items():
+        assert np.allclose(found.blocks[0].moments, whole[name].blocks[0].moments)
+        assert (found.outputs == 1).all()

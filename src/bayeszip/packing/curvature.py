@@ -6,6 +6,7 @@ of the derivatives of the network's outputs by y_r (Gauss and Newton's approxima
 independent, as in K-FAC: Martens and Grosse 2015). A constant 1 beside x stands for the bias.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,9 @@ class Curvature:
     means: np.ndarray
 
 
-def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMPLES) -> dict[str, Curvature]:
+def curvatures(
+    network: nn.Module, batches: Iterable[Any], examples: int = EXAMPLES, derivatives: bool = True
+) -> dict[str, Curvature]:
     """Of each linear and convolutional layer that meets inputs, by the name of its weight.
 
     The network is run in eval mode.
@@ -70,6 +73,7 @@ def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMP
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
         examples: how many are looked at, at most.
+        derivatives: whether g is asked for, which takes most of the time; otherwise it is 1 for all outputs.
 
     Raises:
         DataError: there is no batch, or what layers meet is not finite.
@@ -79,7 +83,7 @@ def curvatures(network: nn.Module, batches: Iterable[Any], examples: int = EXAMP
     found: dict[str, Curvature] = {}
     for turn in _turns(layers):  # type: ignore[arg-type]
         watches = [_Watch(layer) for layer in turn]
-        _run(network, batches, watches, examples)
+        _run(network, batches, watches, examples, derivatives)
         for watch in watches:
             if watch.count and watch.examples:
                 name = names[id(watch.layer.weight)]
@@ -142,10 +146,10 @@ class _Watch:
             self.moments.append(torch.zeros(groups, side, side, dtype=torch.float64))
 
     def see(self, inputs: Tensor) -> None:
-        """Adds the moments of inputs; of a long sequence or a large image, those of evenly spaced positions."""
+        """Adds the moments of inputs; of long sequences or large images, those of positions all over them."""
         columns = _columns(self.layer, inputs)
-        every = -(-columns.shape[1] // POSITIONS)
-        columns = columns[:, ::every]
+        if columns.shape[1] > POSITIONS:
+            columns = columns[:, _spread(columns.shape[1])]
         self.count += columns.shape[1]
         start = 0
         for place, moments in enumerate(self.moments):
@@ -173,7 +177,7 @@ class _Watch:
             for group, each in enumerate(moments):
                 of_group = slice(group * rows // len(moments), (group + 1) * rows // len(moments))
                 blocks.append(Block(of_group, columns, last, (each / self.count).numpy()))
-        squares = torch.ones(rows) if self.squares is None else self.squares
+        squares = torch.full((rows,), float(self.examples)) if self.squares is None else self.squares
         bias = None if layer.bias is None else names.get(id(layer.bias))
         mean = None if bias is not None else getattr(self.norm, "running_mean", None)
         return Curvature(
@@ -183,6 +187,11 @@ class _Watch:
             None if mean is None else names.get(id(mean)),
             np.zeros(rows) if mean is None else mean.double().numpy().copy(),
         )
+
+
+def _spread(count: int) -> Tensor:
+    """`POSITIONS` of so many, by multiples of the golden ratio: an even stride may meet an image at its edge alone."""
+    return (torch.arange(POSITIONS, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2) % 1 * count).long()
 
 
 def _columns(layer: Layer, inputs: Tensor) -> Tensor:
@@ -207,7 +216,9 @@ def _columns(layer: Layer, inputs: Tensor) -> Tensor:
     return patches.reshape(layer.groups, n * places, width // layer.groups)
 
 
-def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch], examples: int) -> None:
+def _run(
+    network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch], examples: int, derivatives: bool
+) -> None:
     """Shows the network its inputs, the watches watching."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.eval().requires_grad_(True)
@@ -222,9 +233,9 @@ def _run(network: nn.Module, batches: Iterable[Any], watches: Sequence[_Watch], 
         for batch in given_by(batches):
             inputs, targets = _parted(batch)
             produced.clear()
-            with running("calibration"), torch.enable_grad():
+            with running("calibration"), torch.set_grad_enabled(derivatives):
                 outputs = called_with(network, inputs)
-                loss = _loss(outputs, targets, generator)
+                loss = _loss(outputs, targets, generator) if derivatives else None
                 if loss is not None and loss.requires_grad:
                     loss.backward()
             network.zero_grad(set_to_none=True)
