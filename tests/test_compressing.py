@@ -416,6 +416,19 @@ def test_a_curvature_is_seen_on_the_training_data():
         compress(mlp(), settings=QUICK.override("quantization.curvature=1"))
 
 
+def test_weights_that_choose_together_lose_less_at_the_snap():
+    few = QUICK.override("mixture.components=3", "closing.epochs=0")
+    apart, joint = (compress(mlp(), settings=few.override(f"quantization.together={on}")) for on in ("false", "true"))
+    assert joint.compressed.nonzero == apart.compressed.nonzero
+    assert joint.snapped.loss < apart.snapped.loss
+    # Where bits weigh something, they decide.
+    priced = few.override("quantization.rate=4")
+    assert (
+        compress(mlp(), settings=priced).blob
+        == compress(mlp(), settings=priced.override("quantization.together=true")).blob
+    )
+
+
 def test_trials_that_nothing_can_judge_are_refused():
     settings = QUICK.override("quantization.rate=1", "quantization.rate_trials=2")
     with pytest.raises(RecipeError, match="judged on validation data"):

@@ -1,7 +1,9 @@
 """Symbols by what moves do together: the cost by its definition, aims as minima, a sum that never grows."""
 
 import copy
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +16,16 @@ from bayeszip.fitting.statistics import undisturbed
 from bayeszip.packing.curvature import Block, Curvature
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization
-from bayeszip.snapping import MoveCost, by_curvature, seen_curvatures
+from bayeszip.snapping import (
+    DAMPING,
+    MoveCost,
+    _chosen,
+    _fitted,
+    by_curvature,
+    seen_curvatures,
+    seen_moments,
+    together,
+)
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 
 ROWS, COLUMNS = 6, 10
@@ -178,3 +189,162 @@ def test_the_same_is_seen_whenever_it_is_asked_and_nothing_is_disturbed():
     hidden = torch.relu(rows @ weight.T + network[0].bias).detach().numpy()
     assert len(rows) == 48
     np.testing.assert_allclose(first["2.weight"].blocks[0].moments[:4, :4], hidden.T @ hidden / 48, rtol=1e-4)
+
+
+def row_costs(tensor: QuantizedTensor, theta: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """What each row's outputs move by, in the mean square."""
+    moves = tensor.dequantize().astype(np.float64) - theta
+    return np.einsum("ri,ij,rj->r", moves, moments, moves)
+
+
+def resembling(rng: np.random.Generator, columns: int, shift: float = 0.0) -> np.ndarray:
+    """E[x·xᵀ] of inputs that resemble each other, with the constant."""
+    inputs = rng.normal(size=(400, columns)) + 2 * rng.normal(size=(400, 1)) + shift
+    whole = np.column_stack([inputs, np.ones(400)])
+    return whole.T @ whole / 400
+
+
+def of_whole(moments: np.ndarray, rows: int, mean: str | None = None) -> Curvature:
+    block = Block(slice(0, rows), slice(0, len(moments) - 1), True, moments)
+    return Curvature([block], np.ones(rows), None, mean, np.zeros(rows))
+
+
+def survivors(rng: np.random.Generator, rows: int, columns: int) -> tuple[QuantizedTensor, Posterior]:
+    """Weights that take the nearest of four values, or none."""
+    codebook = np.array([0.0, -0.8, -0.3, 0.3, 0.8], np.float32)
+    theta = rng.uniform(-1, 1, (rows, columns)).astype(np.float32)
+    nearest = 1 + np.abs(theta[..., None] - codebook[1:]).argmin(-1)
+    symbols = np.where(rng.random((rows, columns)) < 0.7, nearest, 0)
+    theta = np.where(symbols != 0, theta, 0).astype(np.float32)
+    return QuantizedTensor(symbols, codebook), Posterior({"w": GaussianTensor(theta, np.zeros_like(theta))})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_choose_together_move_less_and_nearly_as_little_as_they_can(seed):
+    rng = np.random.default_rng(seed)
+    before, posterior = survivors(rng, 12, 6)
+    moments, theta = resembling(rng, 6), posterior.weights["w"].theta
+    after = _chosen(before, theta, of_whole(moments, 12))
+    assert np.array_equal(after.symbols == 0, before.symbols == 0)
+    plain = moments[:-1, :-1]
+    nearest, chosen = (row_costs(tensor, theta, plain) for tensor in (before, after))
+    assert chosen.sum() < 0.6 * nearest.sum()
+    best = np.zeros(12)
+    for row in range(12):
+        places = np.flatnonzero(before.symbols[row])
+        own = plain[np.ix_(places, places)]
+        every = np.array(list(itertools.product(before.codebook[1:], repeat=places.size))) - theta[row, places]
+        best[row] = np.einsum("ki,ij,kj->k", every, own, every).min() if places.size else 0.0
+    assert (chosen >= best - 1e-6).all()
+    assert chosen.sum() < 1.6 * best.sum()
+
+
+def test_no_row_moves_further_than_by_the_symbols_it_had():
+    rng = np.random.default_rng(0)
+    before, posterior = survivors(rng, 40, 30)
+    moments, theta = resembling(rng, 30), posterior.weights["w"].theta
+    after = _chosen(before, theta, of_whole(moments, 40))
+    for row in range(40):
+        places = np.flatnonzero(before.symbols[row])
+        own = moments[np.ix_(places, places)]
+        own = own + DAMPING * np.diag(own).mean() * np.eye(places.size)
+        costs = [move @ own @ move for move in ((t.dequantize() - theta)[row, places] for t in (before, after))]
+        assert costs[1] <= costs[0] * (1 + 1e-9)
+
+
+def test_values_are_where_rows_move_least():
+    rng = np.random.default_rng(1)
+    before, posterior = survivors(rng, 30, 20)
+    theta, seen = posterior.weights["w"].theta, {"w": of_whole(resembling(rng, 20), 30)}
+    plain = seen["w"].blocks[0].moments[:-1, :-1]
+    shares = 1 / np.einsum("ri,ij,rj->r", theta, plain, theta)
+
+    def cost(values: np.ndarray) -> float:
+        moves = values[before.symbols] - theta
+        return float(shares @ np.einsum("ri,ij,rj->r", moves, plain, moves))
+
+    codebook = before.codebook.astype(np.float64)
+    fitted = _fitted({"w": before}, posterior, seen)
+    assert fitted[0] == 0
+    assert cost(fitted) < cost(codebook)
+
+    def held(values: np.ndarray) -> float:
+        return cost(values) + DAMPING * float(_bends(before, shares, plain) @ np.square(values - codebook)[1:])
+
+    for place in range(1, 5):
+        for step in (-1e-3, 1e-3):
+            moved = fitted.copy()
+            moved[place] += step
+            assert held(moved) > held(fitted)
+
+
+def _bends(tensor: QuantizedTensor, shares: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """How much the cost bends along each value alone."""
+    members = [(tensor.symbols == symbol).astype(np.float64) for symbol in range(1, 5)]
+    return np.array([shares @ np.einsum("ri,ij,rj->r", each, moments, each) for each in members])
+
+
+def test_symbols_and_values_in_turns_lose_less_than_symbols_alone():
+    rng = np.random.default_rng(4)
+    before, posterior = survivors(rng, 40, 30)
+    theta, seen = posterior.weights["w"].theta, {"w": of_whole(resembling(rng, 30), 40)}
+    plain = seen["w"].blocks[0].moments[:-1, :-1]
+    after = together({"w": before}, posterior, seen, 32)["w"]
+    assert np.array_equal(after.symbols == 0, before.symbols == 0)
+    alone = _chosen(before, theta, seen["w"])
+    assert row_costs(after, theta, plain).sum() < row_costs(alone, theta, plain).sum()
+
+
+def test_in_front_of_a_norm_a_shift_costs_nothing():
+    rng = np.random.default_rng(2)
+    before, posterior = survivors(rng, 8, 9)
+    shifted = resembling(np.random.default_rng(3), 9, shift=5.0)
+    level = resembling(np.random.default_rng(3), 9)
+    theta = posterior.weights["w"].theta
+    behind, alone = (_chosen(before, theta, of_whole(shifted, 8, mean)) for mean in ("running_mean", None))
+    centered = level[:-1, :-1] - np.outer(level[-1, :-1], level[-1, :-1])
+    assert row_costs(behind, theta, centered).sum() < row_costs(alone, theta, centered).sum()
+
+
+def test_scales_parts_of_long_rows_and_inputs_that_are_zero(monkeypatch):
+    rng = np.random.default_rng(5)
+    before, posterior = survivors(rng, 5, 40)
+    halved = replace(before, scale=QuantizedTensor(np.ones(5, np.uint8), np.array([0.0, 0.5], np.float32)))
+    theta = posterior.weights["w"].theta
+    half = Posterior({"w": GaussianTensor(theta / 2, np.zeros_like(theta))})
+    seen = {"w": of_whole(resembling(rng, 40), 5)}
+    whole, other = (
+        together({"w": tensor}, own, seen, 32)["w"] for tensor, own in ((before, posterior), (halved, half))
+    )
+    assert np.array_equal(other.symbols, whole.symbols)
+    assert np.allclose(other.codebook, whole.codebook)
+    plain = seen["w"].blocks[0].moments[:-1, :-1]
+    at_once = _chosen(before, theta, seen["w"])
+    monkeypatch.setattr("bayeszip.snapping.TOGETHER", 7)
+    parted = _chosen(before, theta, seen["w"])
+    assert row_costs(at_once, theta, plain).sum() < row_costs(parted, theta, plain).sum()
+    nothing = _chosen(before, theta, of_whole(np.zeros((41, 41)), 5))
+    assert np.array_equal(nothing.symbols, before.symbols)
+
+
+def test_what_is_not_seen_or_all_zero_stays():
+    quantized, posterior = problem()
+    assert together(quantized, posterior, {}, 32) == quantized
+    dead = {"w": replace(quantized["w"], symbols=np.zeros((ROWS, COLUMNS), np.uint8))}
+    assert together(dead, posterior, {"w": curvature(np.random.default_rng(1))}, 32) == dead
+    # A bias that nobody looks at keeps its symbols, and takes part in where values go.
+    joint = together(quantized, posterior, {"w": curvature(np.random.default_rng(1))}, 32)
+    assert np.array_equal(joint["b"].symbols == 0, quantized["b"].symbols == 0)
+    assert np.array_equal(joint["b"].codebook, joint["w"].codebook)
+
+
+def test_moments_need_no_gradients_and_are_the_same_each_time():
+    network = nn.Sequential(nn.Linear(COLUMNS, ROWS), nn.ReLU(), nn.Linear(ROWS, 3))
+    loader = ResidentBatches(torch.randn(64, COLUMNS), torch.zeros(64, dtype=torch.long), 16)
+    first, second = (seen_moments(network, loader) for _ in range(2))
+    assert set(first) == {"0.weight", "2.weight"}
+    for name, found in first.items():
+        assert (found.outputs == 1).all()
+        for one, other in zip(found.blocks, second[name].blocks, strict=True):
+            assert np.array_equal(one.moments, other.moments)
+    assert all(parameter.grad is None for parameter in network.parameters())

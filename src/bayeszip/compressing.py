@@ -75,7 +75,7 @@ from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
-from bayeszip.snapping import seen_curvatures
+from bayeszip.snapping import seen_curvatures, seen_moments
 from bayeszip.targets import Quality, Target, better, steered_phase
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
@@ -522,8 +522,9 @@ class _Path:
         settings = settings or self.settings
         close = partial(self.training.close, closing=settings.closing, teacher=self.teacher)
         judge = partial(self.training.judged, cast=True)
-        see = partial(seen_curvatures, loader=self.training.data.batches)
-        return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see)
+        data = self.training.data.batches
+        see, watch = partial(seen_curvatures, loader=data), partial(seen_moments, loader=data)
+        return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see, watch=watch)
 
 
 def _keeping(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bayeszip import codec
@@ -23,7 +24,7 @@ from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, with_values
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
-from bayeszip.snapping import by_curvature
+from bayeszip.snapping import by_curvature, together
 from bayeszip.targets import (
     FINER,
     ByteSteering,
@@ -137,6 +138,7 @@ class Ending:
         renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
         see: the curvatures that training data show of a network with these weights; None: there are no data.
+        watch: what the layers of a network meet on training data; None as well.
     """
 
     network: nn.Module
@@ -147,6 +149,7 @@ class Ending:
     renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
     see: Callable[[nn.Module, Mapping[str, QuantizedTensor]], Mapping[str, Curvature]] | None = None
+    watch: Callable[[nn.Module], Mapping[str, Curvature]] | None = None
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
@@ -173,6 +176,7 @@ class Ending:
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
     ) -> Result:
         """Leaves `network` as it is, unless `in_place`, so that other symbols can be tried."""
+        quantized = self._chosen_together(quantized, posterior)
         network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
         self._renew(network)
@@ -191,6 +195,18 @@ class Ending:
         judged = copy.deepcopy(result.network()).to(place)
         figures, rate = self.judge(judged), self.settings.quantization.rate
         return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
+
+    def _chosen_together(
+        self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior
+    ) -> Mapping[str, QuantizedTensor]:
+        """The same zeros; symbols with regard to what the network's layers meet on training data, if that is set."""
+        how = self.settings.quantization
+        if not how.together or how.rate or self.watch is None:
+            return quantized
+        network = copy.deepcopy(self.network)
+        write_means(network, quantized, posterior)
+        self._renew(network)
+        return together(quantized, posterior, self.watch(network), how.codebook_bits)
 
     def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target.
@@ -345,6 +361,15 @@ def _points_lost(before: Figures, after: Figures) -> float:
     if before.loss is None or after.loss is None:
         return 0.0
     return 100 * (after.loss - before.loss) / max(abs(before.loss), 1e-30)
+
+
+def write_means(network: nn.Module, quantized: Mapping[str, QuantizedTensor], posterior: Posterior) -> None:
+    """Give a network the means of the weights that are not zero, as if shared values cost nothing."""
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, tensor in quantized.items():
+            means = np.where(tensor.symbols != 0, posterior.weights[name].theta, 0.0)
+            parameters[name].copy_(torch.from_numpy(means))
 
 
 class BesideWeights:

@@ -135,6 +135,12 @@ class Quantization:
         between(0, 1e6),
     )
 
+    together: bool = setting(
+        False,
+        "where bits weigh nothing: weights of a row choose among the shared values by what their moves do together on "
+        "training data (off: each by itself)",
+    )
+
     def __post_init__(self) -> None:
         check(self, "quantization")
         if self.rate_trials and not self.rate:

@@ -431,8 +431,8 @@ RECIPES: dict[str, Recipe] = _named(
             reassign=True,
         ),
         # For deep networks with normalization layers. They bear less noise, so that expected bits do what a stronger
-        # divergence would. Components reach to the weights' ends. What is left has little to spare: it gains by moving
-        # on, without noise, when its zeros are settled.
+        # divergence would. Components reach to the weights' ends. What is left has little to spare: its weights take
+        # shared values with regard to each other, and gain by moving on, without noise, when their zeros are settled.
         Recipe(
             name="deep",
             batch_size=256,
@@ -443,7 +443,7 @@ RECIPES: dict[str, Recipe] = _named(
                 dataclasses.replace(_VD_SWS, epochs=35, tau1=0.2, terms={Rate.name: RateSettings(tau=0.5)}),
             ),
             mixture=MixtureStart(seeding="even"),
-            quantization=Quantization(prune_rate=0.95, codebook_bits=16),
+            quantization=Quantization(prune_rate=0.95, codebook_bits=16, together=True),
             closing=dataclasses.replace(_CLOSING, epochs=20, rate_theta=3e-3),
             reassign=True,
         ),

@@ -1,4 +1,4 @@
-"""Symbols by rate, and by what the moves of a layer's weights do together: `by_curvature`, `seen_curvatures`.
+"""Symbols by what the moves of a layer's weights do together on data: `by_curvature` with a rate, `together` without.
 
 `quantize.by_rate` takes each weight by itself: a move from θ to v costs (θ − v)² / 2σ². But the moves of a row meet in
 one sum, where they add up or make good for each other. So here the moves Δ of all weights cost
@@ -9,12 +9,18 @@ the second sum over the rows of all layers, with M = E[x·xᵀ] of what the laye
 derivatives by its outputs (`packing.curvature`). c makes both alike for the move of a single weight, in the mean over
 those that are not zero. Each weight in turn, the others staying where they are, is at a squared distance from some
 value; these are the aims by which the coder chooses.
+
+Where bits weigh nothing, all that a row computes is to move as little as possible: Δ_r·M·Δ_rᵀ, M being the covariance
+of x in front of a batch norm, which takes a shift away. Weights take the nearest value one after the other, and the
+error of each is pushed onto those that follow (as in GPTQ, Frantar et al. 2023, with M restricted to the weights of the
+row that are not zero); then each is chosen again, the others staying, until none moves.
 """
 
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +35,7 @@ from bayeszip.quantize import Quantization, with_values
 from bayeszip.result import write_weights
 from bayeszip.tensors import Aim, CompressedModel, QuantizedTensor
 
-__all__ = ["MoveCost", "by_curvature", "seen_curvatures"]
+__all__ = ["MoveCost", "by_curvature", "seen_curvatures", "seen_moments", "together"]
 
 #: Training examples that are looked at: more than `pack` does, since here they are at hand.
 EXAMPLES = 8192
@@ -39,6 +45,10 @@ PARTS = 8
 TURNS, STEPS = 3, 4
 #: What it takes to move a weight that is to stay, in nats for a squared distance of 1.
 HELD = 1e30
+
+#: Without a rate: training examples whose inputs are looked at; what is added to the diagonal of M, as a share of its
+#: mean; weights of a row that are chosen together, at most; and how often each is chosen again.
+EXAMPLES_OF_MOMENTS, DAMPING, TOGETHER, SWEEPS = 1024, 0.01, 256, 4
 
 Tensors = Mapping[str, QuantizedTensor]
 Arrays = dict[str, np.ndarray]
@@ -50,6 +60,12 @@ def seen_curvatures(network: nn.Module, quantized: Tensors, loader: Loader) -> d
     write_weights(copied, quantized)
     with undisturbed(loader) as batches:
         return curvatures(copied, _Pairs(batches), EXAMPLES)
+
+
+def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
+    """What the layers of a network meet on a part of the training data, the same whenever it is asked."""
+    with undisturbed(loader) as batches:
+        return curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
 
 
 class _Pairs:
@@ -94,6 +110,152 @@ def by_curvature(
         if (found := total(other)) < least:
             chosen, least = other, found
     return chosen if least < total(quantized) else dict(quantized)
+
+
+def together(
+    quantized: Tensors, posterior: Posterior, seen: Mapping[str, Curvature], codebook_bits: int
+) -> dict[str, QuantizedTensor]:
+    """The same zeros; symbols and values by which the rows of layers, as far as they are seen, compute almost the same.
+
+    Symbols are chosen and values fitted to them, in turns.
+
+    Args:
+        quantized: to begin with; one codebook for all.
+        seen: what layers meet, by the names of their weights.
+        codebook_bits: that values are rounded to.
+    """
+    known = {name: each for name, each in seen.items() if name in quantized and quantized[name].nonzero}
+    chosen = dict(quantized)
+    for _ in range(TURNS if known else 0):
+        for name, curvature in known.items():
+            chosen[name] = _chosen(chosen[name], posterior.weights[name].theta, curvature)
+        chosen = with_values(chosen, _fitted(chosen, posterior, known), codebook_bits)
+    return chosen
+
+
+class _Group(NamedTuple):
+    """Weights of one row that are chosen together: where they are, their means in units of the row's scale, and M."""
+
+    row: int
+    places: np.ndarray
+    means: np.ndarray
+    moments: np.ndarray
+
+
+def _groups(tensor: QuantizedTensor, theta: np.ndarray, curvature: Curvature) -> Iterator[_Group]:
+    """All weights that are not zero, a row after the other."""
+    rows = len(theta)
+    alive, means = (tensor.symbols != 0).reshape(rows, -1), theta.reshape(rows, -1).astype(np.float64)
+    scales = np.broadcast_to(tensor.row_scales(), tensor.shape).reshape(rows, -1)[:, 0].astype(np.float64)
+    for block in curvature.blocks:
+        moments = _centered(block) if curvature.mean is not None else block.moments
+        for row in range(rows)[block.rows]:
+            places = np.flatnonzero(alive[row, block.columns])
+            for part in np.array_split(places, -(-places.size // TOGETHER)) if places.size and scales[row] else ():
+                there = part + block.columns.start
+                yield _Group(row, there, means[row, there] / scales[row], moments[np.ix_(part, part)])
+
+
+def _chosen(tensor: QuantizedTensor, theta: np.ndarray, curvature: Curvature) -> QuantizedTensor:
+    """The tensor by the symbols that are best for its rows; none moves further than by those it has."""
+    symbols, values = tensor.symbols.reshape(len(theta), -1).astype(np.int64), _Values(tensor.codebook)
+    for group in _groups(tensor, theta, curvature):
+        symbols[group.row, group.places] = _row(group, symbols[group.row, group.places], values)
+    return replace(tensor, symbols=symbols.reshape(tensor.shape))
+
+
+def _fitted(chosen: Tensors, posterior: Posterior, seen: Mapping[str, Curvature]) -> np.ndarray:
+    """Values at which what rows compute moves least, each row by its own size, the symbols staying; zero stays zero.
+
+    A weight of a tensor that is not seen counts as one that is does in the mean.
+    """
+    codebook = next(iter(chosen.values())).codebook.astype(np.float64)
+    bends, pulls, count = np.zeros((codebook.size, codebook.size)), np.zeros(codebook.size), 0
+    for name, curvature in seen.items():
+        theta = posterior.weights[name].theta
+        symbols = chosen[name].symbols.reshape(len(theta), -1)
+        for group in _groups(chosen[name], theta, curvature):
+            of_value = np.eye(codebook.size)[symbols[group.row, group.places]]
+            bent = group.moments @ of_value
+            share = 1 / max(float(group.means @ group.moments @ group.means), np.finfo(np.float64).tiny)
+            bends += share * of_value.T @ bent
+            pulls += share * bent.T @ group.means
+            count += group.places.size
+    usual = float(np.trace(bends)) / max(count, 1)
+    for name in chosen.keys() - seen.keys():
+        scales = np.broadcast_to(chosen[name].row_scales(), chosen[name].shape)
+        means = np.divide(posterior.weights[name].theta, scales, out=np.zeros(scales.shape), where=scales != 0)
+        bends += usual * np.diag(np.bincount(chosen[name].symbols.ravel(), minlength=codebook.size))
+        pulls += usual * np.bincount(chosen[name].symbols.ravel(), means.ravel(), codebook.size)
+    # What nobody has stays, and nothing goes far for little.
+    stay = DAMPING * np.diagonal(bends) + np.where(np.diagonal(bends) > 0, 0.0, 1.0)
+    bends[0], bends[:, 0], pulls[0] = 0.0, 0.0, 0.0
+    return np.linalg.solve(bends + np.diag(stay), pulls + stay * codebook)
+
+
+def _centered(block: Block) -> np.ndarray:
+    """The covariance of what the columns meet, where their means are known."""
+    if not block.constant:
+        return block.moments
+    shift = block.moments[-1, :-1]
+    return block.moments[:-1, :-1] - np.outer(shift, shift)
+
+
+class _Values:
+    """Shared values but zero, in ascending order, and where they lie in the codebook."""
+
+    def __init__(self, codebook: np.ndarray) -> None:
+        self.symbols = 1 + np.argsort(codebook[1:], kind="stable")
+        self.values = codebook[self.symbols].astype(np.float64)
+        self.bounds = 0.5 * (self.values[1:] + self.values[:-1])
+        self.place_of = np.zeros(codebook.size, np.int64)
+        self.place_of[self.symbols] = np.arange(self.symbols.size)
+
+
+def _row(group: _Group, begun: np.ndarray, values: _Values) -> np.ndarray:
+    """Symbols of the weights, from the best of three beginnings: as they were, the nearest, and pushed."""
+    order = np.argsort(-np.diagonal(group.moments), kind="stable")
+    own = group.moments[np.ix_(order, order)]
+    own[np.diag_indices_from(own)] += DAMPING * np.diagonal(own).mean() + np.finfo(np.float64).tiny
+    aims = group.means[order]
+    starts = [values.place_of[begun[order]], np.searchsorted(values.bounds, aims), _pushed(aims, own, values)]
+    found = [_swept(aims, start, own, values) for start in starts]
+    moves = [values.values[places] - aims for places in found]
+    best = int(np.argmin([move @ own @ move for move in moves]))
+    chosen = np.empty(order.size, np.int64)
+    chosen[order] = values.symbols[found[best]]
+    return chosen
+
+
+def _pushed(aims: np.ndarray, own: np.ndarray, values: _Values) -> np.ndarray:
+    """Places of the values nearest to weights that bear the errors of those before them: M⁻¹ = UᵀU, U upper."""
+    try:
+        upper = np.linalg.cholesky(np.linalg.inv(own)).T
+    except np.linalg.LinAlgError:  # inputs that are all zero, or nearly, tell nothing
+        return np.searchsorted(values.bounds, aims)
+    left, found = aims.copy(), np.empty(aims.size, np.int64)
+    for place in range(aims.size):
+        found[place] = values.bounds.searchsorted(left[place])
+        error = left[place] - values.values[found[place]]
+        left[place + 1 :] -= error / upper[place, place] * upper[place, place + 1 :]
+    return found
+
+
+def _swept(aims: np.ndarray, begun: np.ndarray, own: np.ndarray, values: _Values) -> np.ndarray:
+    """Each weight at the value that is best while the others stay, in turns, until none moves."""
+    found = begun.copy()
+    forces, stiffness = own @ (values.values[found] - aims), np.diagonal(own)
+    for _ in range(SWEEPS):
+        moved = False
+        for place in range(aims.size):
+            here = values.values[found[place]]
+            other = int(values.bounds.searchsorted(here - forces[place] / stiffness[place]))
+            if other != found[place]:
+                forces += (values.values[other] - here) * own[place]
+                found[place], moved = other, True
+        if not moved:
+            break
+    return found
 
 
 def _parts(alive: np.ndarray) -> np.ndarray:

@@ -26,8 +26,8 @@ __all__ = [
     "variant_of",
 ]
 
-#: Whatever a recipe has.
-AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0"
+#: Whatever a recipe has. Weights choose by themselves, as they did when the records were made.
+AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0 quantization.together=false"
 
 #: Seeds that nobody chose on. A curve has the first of them alone.
 UNTOUCHED = tuple(range(10, 15))

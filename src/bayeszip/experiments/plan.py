@@ -120,7 +120,9 @@ _ABLATION = tuple(
     for part, (name, settings, meaning) in _PARTS.items()
 )
 _QUICK = tuple(Variant(f"tau1={tau1}", "lenet-300-100", "quick", f"all.tau1={tau1}") for tau1 in ("0.5", "1", "2"))
-_RESNET_20 = variant_of("resnet-20", "resnet-20", "epochs_scale=0.3", augmented=True, meaning="", seeds=(0,))
+_RESNET_20 = variant_of(
+    "resnet-20", "resnet-20", "epochs_scale=0.3 quantization.together=false", augmented=True, meaning="", seeds=(0,)
+)
 _TARGETS = (
     *(Variant(f"{size}kB", "lenet-300-100", "quick", "", 1000 * size) for size in (3, 6, 12)),
     replace(_RESNET_20, name="resnet-20-25kB", max_bytes=25_000),
