@@ -421,6 +421,9 @@ def test_weights_that_choose_together_lose_less_at_the_snap():
     apart, joint = (compress(mlp(), settings=few.override(f"quantization.together={on}")) for on in ("false", "true"))
     assert joint.compressed.nonzero == apart.compressed.nonzero
     assert joint.snapped.loss < apart.snapped.loss
+    # So does the file without a rate that trials of one are compared with.
+    tried = few.override("quantization.rate=1000", "quantization.rate_trials=1", "quantization.together=true")
+    assert compress(mlp(), settings=tried).blob == joint.blob
     # Where bits weigh something, they decide.
     priced = few.override("quantization.rate=4")
     assert (

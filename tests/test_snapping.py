@@ -348,3 +348,63 @@ def test_moments_need_no_gradients_and_are_the_same_each_time():
         for one, other in zip(found.blocks, second[name].blocks, strict=True):
             assert np.array_equal(one.moments, other.moments)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("constant", [-0.4242, 254.3, 30000.7])
+def test_inputs_that_are_always_the_same_in_front_of_a_norm_do_no_harm(constant):
+    """Their covariance is rounding alone, and may come out below zero."""
+    rng = np.random.default_rng(0)
+    inputs = torch.randn(2048, 20, generator=torch.Generator().manual_seed(0))
+    inputs[:, 12:] = constant
+    network = nn.Sequential(nn.Linear(20, 30, bias=False), nn.BatchNorm1d(30))
+    seen = seen_moments(network, ResidentBatches(inputs, torch.zeros(2048, dtype=torch.long), 256))["0.weight"]
+    assert seen.mean == "1.running_mean"
+    before, posterior = survivors(rng, 30, 20)
+    symbols = before.symbols.copy()
+    symbols[0, :12] = 0  # a row that lives on constants alone
+    before = replace(before, symbols=symbols)
+    theta = np.where(symbols != 0, posterior.weights["w"].theta, 0).astype(np.float32)
+    posterior = Posterior({"w": GaussianTensor(theta, np.zeros_like(theta))})
+    after = together({"w": before}, posterior, {"w": seen}, 32)["w"]
+    live = np.cov(inputs[:, :12].double().numpy().T)
+    costs = [row_costs(replace_columns(tensor), theta[:, :12], live).sum() for tensor in (before, after)]
+    assert costs[1] < costs[0]
+    assert np.abs(after.codebook).max() < 2
+
+
+def replace_columns(tensor: QuantizedTensor) -> QuantizedTensor:
+    """Its first twelve columns."""
+    return QuantizedTensor(tensor.symbols[:, :12], tensor.codebook)
+
+
+def test_what_would_take_too_long_stays(monkeypatch):
+    before, posterior = survivors(np.random.default_rng(0), 5, 8)
+    seen = {"w": of_whole(resembling(np.random.default_rng(1), 8), 5)}
+    assert together({"w": before}, posterior, seen, 32) != {"w": before}
+    for name, most in (("MOST_WEIGHTS", 3), ("MOST_VALUES", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bayeszip.snapping.{name}", most)
+            assert together({"w": before}, posterior, seen, 32) == {"w": before}
+
+
+def test_a_weight_that_two_layers_share_is_not_seen():
+    first, second, third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    second.weight = first.weight
+    network = nn.Sequential(first, second, third)
+    loader = ResidentBatches(torch.randn(32, 4), torch.zeros(32, dtype=torch.long), 16)
+    assert set(seen_moments(network, loader)) == {"2.weight"}
+
+
+def test_encoders_with_masks_and_layers_called_by_keyword_are_looked_at():
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.encoder(x, src_key_padding_mask=x[..., 0] > 1)
+            return self.head(input=hidden.mean(1))
+
+    loader = ResidentBatches(torch.randn(32, 5, 8).clamp(max=1.5), torch.zeros(32, dtype=torch.long), 16)
+    assert {"encoder.layers.0.linear1.weight", "head.weight"} <= set(seen_moments(Masked(), loader))

@@ -523,7 +523,9 @@ class _Path:
         close = partial(self.training.close, closing=settings.closing, teacher=self.teacher)
         judge = partial(self.training.judged, cast=True)
         data = self.training.data.batches
-        see, watch = partial(seen_curvatures, loader=data), partial(seen_moments, loader=data)
+        see = partial(seen_curvatures, loader=data)
+        # Processes on unlike machines might choose otherwise.
+        watch = partial(seen_moments, loader=data) if self.training.engine.processes == 1 else None
         return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see, watch=watch)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec
 from bayeszip.damage import SHARE
-from bayeszip.errors import RecipeError, TargetError
+from bayeszip.errors import BayeszipError, RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import FreeSymbols, SharedValues
@@ -176,7 +176,6 @@ class Ending:
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
     ) -> Result:
         """Leaves `network` as it is, unless `in_place`, so that other symbols can be tried."""
-        quantized = self._chosen_together(quantized, posterior)
         network = self.network if self.in_place else copy.deepcopy(self.network)
         write_weights(network, quantized)
         self._renew(network)
@@ -195,18 +194,6 @@ class Ending:
         judged = copy.deepcopy(result.network()).to(place)
         figures, rate = self.judge(judged), self.settings.quantization.rate
         return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
-
-    def _chosen_together(
-        self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior
-    ) -> Mapping[str, QuantizedTensor]:
-        """The same zeros; symbols with regard to what the network's layers meet on training data, if that is set."""
-        how = self.settings.quantization
-        if not how.together or how.rate or self.watch is None:
-            return quantized
-        network = copy.deepcopy(self.network)
-        write_means(network, quantized, posterior)
-        self._renew(network)
-        return together(quantized, posterior, self.watch(network), how.codebook_bits)
 
     def towards(self, target: Target | None, posterior: Posterior, quality: Quality | None, before: Figures) -> Result:
         """Quantized as the recipe says, or so that the file keeps to the target.
@@ -288,7 +275,7 @@ class Ending:
         """Quantized as `how` says; of the rates that it tries, by the first that keeps the figures of none."""
         seen = self._seen(posterior, how)
         if not how.rate_trials:
-            return self.finish(_symbols(posterior, how, seen), posterior)
+            return self.finish(self._symbols(posterior, how, seen), posterior)
         network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
         without = apart._at_rate(0.0, posterior, how, seen)
         chosen, by = without, apart.network
@@ -306,7 +293,28 @@ class Ending:
         self, rate: float, posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
     ) -> Result:
         tried = _at(how, rate)
-        return dataclasses.replace(self.finish(_symbols(posterior, tried, seen), posterior), rate=rate)
+        return dataclasses.replace(self.finish(self._symbols(posterior, tried, seen), posterior), rate=rate)
+
+    def _symbols(
+        self, posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
+    ) -> Mapping[str, QuantizedTensor]:
+        """Quantized as `how` says, by what is `seen` if that counts."""
+        if how.rate:
+            return (
+                quantize(posterior, how)
+                if seen is None
+                else by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
+            )
+        quantized = quantize(posterior, how)
+        if not how.together or self.watch is None:
+            return quantized
+        network = copy.deepcopy(self.network)
+        write_means(network, quantized, posterior)
+        self._renew(network)
+        try:
+            return together(quantized, posterior, self.watch(network), how.codebook_bits)
+        except BayeszipError:  # weights of a network that can't be looked at choose by themselves: no training is lost
+            return quantized
 
     def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
         """What data show of the network as it is without a rate, if that counts."""
@@ -343,15 +351,6 @@ class Ending:
 def _at(how: Quantization, rate: float) -> Quantization:
     """The same at another rate, which is not tried but taken."""
     return dataclasses.replace(how, rate=rate, rate_trials=0)
-
-
-def _symbols(
-    posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
-) -> dict[str, QuantizedTensor]:
-    """Quantized as `how` says, by what is `seen` if that counts."""
-    if seen is None or not how.rate:
-        return quantize(posterior, how)
-    return by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
 
 
 def _points_lost(before: Figures, after: Figures) -> float:

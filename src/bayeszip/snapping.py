@@ -18,6 +18,7 @@ row that are not zero); then each is chosen again, the others staying, until non
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -49,6 +50,10 @@ HELD = 1e30
 #: Without a rate: training examples whose inputs are looked at; what is added to the diagonal of M, as a share of its
 #: mean; weights of a row that are chosen together, at most; and how often each is chosen again.
 EXAMPLES_OF_MOMENTS, DAMPING, TOGETHER, SWEEPS = 1024, 0.01, 256, 4
+#: Share of E[x²] that may be nothing but rounding in a sum of float32.
+ROUNDING = 1e-4
+#: Weights that are not zero, and values, up to which choosing takes a minute at most.
+MOST_WEIGHTS, MOST_VALUES = 2**19, 64
 
 Tensors = Mapping[str, QuantizedTensor]
 Arrays = dict[str, np.ndarray]
@@ -63,9 +68,15 @@ def seen_curvatures(network: nn.Module, quantized: Tensors, loader: Loader) -> d
 
 
 def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
-    """What the layers of a network meet on a part of the training data, the same whenever it is asked."""
+    """What the layers of a network meet on a part of the training data, the same whenever it is asked.
+
+    A weight that several layers share is left out: none of them tells of all that it meets.
+    """
     with undisturbed(loader) as batches:
-        return curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
+        seen = curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
+    names = {id(tensor): name for name, tensor in network.named_parameters()}
+    owners = Counter(names[id(tensor)] for module in network.modules() for tensor in module.parameters(recurse=False))
+    return {name: each for name, each in seen.items() if owners[name] == 1}
 
 
 class _Pairs:
@@ -115,9 +126,9 @@ def by_curvature(
 def together(
     quantized: Tensors, posterior: Posterior, seen: Mapping[str, Curvature], codebook_bits: int
 ) -> dict[str, QuantizedTensor]:
-    """The same zeros; symbols and values by which the rows of layers, as far as they are seen, compute almost the same.
+    """Symbols and values by which the rows of layers, as far as they are seen, compute almost the same; zeros stay.
 
-    Symbols are chosen and values fitted to them, in turns.
+    Symbols are chosen and values fitted to them, in turns. Where that would take too long, all stays as it is.
 
     Args:
         quantized: to begin with; one codebook for all.
@@ -126,6 +137,8 @@ def together(
     """
     known = {name: each for name, each in seen.items() if name in quantized and quantized[name].nonzero}
     chosen = dict(quantized)
+    if sum(quantized[name].nonzero for name in known) > MOST_WEIGHTS or len(_codebook_of(quantized)) > MOST_VALUES + 1:
+        return chosen
     for _ in range(TURNS if known else 0):
         for name, curvature in known.items():
             chosen[name] = _chosen(chosen[name], posterior.weights[name].theta, curvature)
@@ -149,6 +162,8 @@ def _groups(tensor: QuantizedTensor, theta: np.ndarray, curvature: Curvature) ->
     scales = np.broadcast_to(tensor.row_scales(), tensor.shape).reshape(rows, -1)[:, 0].astype(np.float64)
     for block in curvature.blocks:
         moments = _centered(block) if curvature.mean is not None else block.moments
+        # What rounding has left of inputs that are always the same must not pass for something, least of all below 0.
+        moments = moments + np.diag(ROUNDING * np.diagonal(block.moments)[: len(moments)])
         for row in range(rows)[block.rows]:
             places = np.flatnonzero(alive[row, block.columns])
             for part in np.array_split(places, -(-places.size // TOGETHER)) if places.size and scales[row] else ():
@@ -169,7 +184,7 @@ def _fitted(chosen: Tensors, posterior: Posterior, seen: Mapping[str, Curvature]
 
     A weight of a tensor that is not seen counts as one that is does in the mean.
     """
-    codebook = next(iter(chosen.values())).codebook.astype(np.float64)
+    codebook = _codebook_of(chosen).astype(np.float64)
     bends, pulls, count = np.zeros((codebook.size, codebook.size)), np.zeros(codebook.size), 0
     for name, curvature in seen.items():
         theta = posterior.weights[name].theta
@@ -177,7 +192,8 @@ def _fitted(chosen: Tensors, posterior: Posterior, seen: Mapping[str, Curvature]
         for group in _groups(chosen[name], theta, curvature):
             of_value = np.eye(codebook.size)[symbols[group.row, group.places]]
             bent = group.moments @ of_value
-            share = 1 / max(float(group.means @ group.moments @ group.means), np.finfo(np.float64).tiny)
+            size = float(group.means @ group.moments @ group.means)
+            share = 1 / size if size > 0 else 0.0
             bends += share * of_value.T @ bent
             pulls += share * bent.T @ group.means
             count += group.places.size
@@ -191,6 +207,10 @@ def _fitted(chosen: Tensors, posterior: Posterior, seen: Mapping[str, Curvature]
     stay = DAMPING * np.diagonal(bends) + np.where(np.diagonal(bends) > 0, 0.0, 1.0)
     bends[0], bends[:, 0], pulls[0] = 0.0, 0.0, 0.0
     return np.linalg.solve(bends + np.diag(stay), pulls + stay * codebook)
+
+
+def _codebook_of(tensors: Tensors) -> np.ndarray:
+    return next(iter(tensors.values())).codebook
 
 
 def _centered(block: Block) -> np.ndarray:

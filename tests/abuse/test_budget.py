@@ -36,7 +36,24 @@ def weight(*shape: int) -> QuantizedTensor:
 def of_packed(blob: bytes) -> float:
     """Seconds that its header may take because it is packed."""
     packed = Reader(blob, 5)
-    return PER_PACKED_BYTE * [Number("").read(packed) for _ in range(2)][1] if blob[4] & 8 else 0.0
+    return 0.1 + PER_PACKED_BYTE * [Number("").read(packed) for _ in range(2)][1] if blob[4] & 8 else 0.0
+
+
+def test_the_first_packed_header_of_a_process_is_refused_soon():
+    code = """
+import time
+from bayeszip.codec import decode
+from bayeszip.codec.checksum import crc32c
+from bayeszip.errors import FormatError
+body = b"BAYZ\\x2a\\x40\\x00"
+begin = time.process_time()
+try:
+    decode(body + crc32c(body).to_bytes(4, "little"))
+except FormatError:
+    print(time.process_time() - begin)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) <= SECONDS + 0.1 + 0.5
 
 
 def lstm(stated: bool = True) -> bytes:

@@ -19,7 +19,7 @@ from bayeszip.codec.evidence import UNIT_WEIGHT, decide, weigh
 from bayeszip.codec.header import Outline, outline_parts, write_outline
 from bayeszip.codec.primer import PRIMER
 from bayeszip.codec.rangecoder import RangeDecoder, RangeEncoder, Span
-from bayeszip.codec.syntax import InvalidField, Number, Reader, Truncated
+from bayeszip.codec.syntax import InvalidField, NotCanonical, Number, Reader, TrailingBytes, Truncated
 from bayeszip.errors import ModelError
 
 __all__ = ["header_in_file", "pack", "packed_parts", "unpack"]
@@ -35,7 +35,7 @@ _PLACES = 1 << 16
 #: An octet is expected after this many that stood together before; runs of expected ones are told apart up to here.
 _EXPECTING, _LONGEST_RUN = 3, 15
 #: A packed header has at most so many octets for each byte of its stream and so many beside, so that no file can be
-#: unpacked into something huge; and at most so many in all: plain Python takes a second for them.
+#: unpacked into something huge; and at most so many in all: plain Python takes two seconds for them.
 _MOST_FOR_A_BYTE, _MOST_BESIDE, _MOST_OCTETS = 16, 64, 1 << 15
 
 #: Bytes that the least likely octet takes: eight decisions of 14 bits.
@@ -233,6 +233,9 @@ def unpack(source: Reader) -> bytes:
     start = source.position
     octets, decoder = _Octets(size), RangeDecoder(source.data, start, start + length)
     octets.code(decoder, size)
-    decoder.finish()
+    try:
+        decoder.finish()
+    except (NotCanonical, TrailingBytes) as error:
+        raise type(error)("the packed header is not written in the shortest way") from error
     source.position += length
     return octets.header.astype(np.uint8).tobytes()

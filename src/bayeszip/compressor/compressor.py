@@ -446,7 +446,8 @@ class Compressor:
         Args:
             example_inputs: the network's inputs, to trace it with, or a batch that holds them; without, the file holds
                 tensors only.
-            train_loader: for the recipe's closing phase, which trains the shared values; without, it is left out.
+            train_loader: for the recipe's closing phase, which trains the shared values, and for weights that take
+                them together; without, both are left out.
             val_loader: for the figures in the report; those before are of the network as it was, if the recipe has
                 distillation.
             loss: mean over a batch, from outputs and targets; by default that of the Compressor.

@@ -136,7 +136,7 @@ def recode(folder: Path) -> tuple[int, int]:
         blob = read_file(path)
         model, description = codec.inspect(blob)
         width = {key: value for key, value in description.options.items() if key == "offset_bits"}
-        shorter = min(codec.encode(model, description.coder, **width), blob, key=len)
+        shorter = min(blob, codec.encode(model, description.coder, **width), key=len)
         write_atomically(path, shorter)
         record["bytes"] = len(shorter)
         before, after = before + len(blob), after + len(shorter)

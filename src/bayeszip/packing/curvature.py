@@ -223,7 +223,7 @@ def _run(
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.eval().requires_grad_(True)
     produced: dict[int, tuple[Tensor, _Watch]] = {}
-    handles = [watch.layer.register_forward_hook(_hook(watch, produced)) for watch in watches]
+    handles = [watch.layer.register_forward_hook(_hook(watch, produced), with_kwargs=True) for watch in watches]
     for layer in network.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
             handles.append(layer.register_forward_pre_hook(_norm_hook(produced)))
@@ -233,7 +233,8 @@ def _run(
         for batch in given_by(batches):
             inputs, targets = _parted(batch)
             produced.clear()
-            with running("calibration"), torch.set_grad_enabled(derivatives):
+            # Without gradients torch may take ways of its own past the layers, which hooks don't go with.
+            with running("calibration"), torch.enable_grad():
                 outputs = called_with(network, inputs)
                 loss = _loss(outputs, targets, generator) if derivatives else None
                 if loss is not None and loss.requires_grad:
@@ -256,8 +257,8 @@ def _run(
 
 
 def _hook(watch: _Watch, produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        watch.see(inputs[0])
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        watch.see(inputs[0] if inputs else named["input"])
         produced[id(output)] = output, watch
         if output.requires_grad:
             output.register_hook(watch.feel)
