@@ -299,22 +299,29 @@ class Ending:
         self, posterior: Posterior, how: Quantization, seen: Mapping[str, Curvature] | None
     ) -> Mapping[str, QuantizedTensor]:
         """Quantized as `how` says, by what is `seen` if that counts."""
-        if how.rate:
-            return (
-                quantize(posterior, how)
-                if seen is None
-                else by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
-            )
+        if how.rate and seen is not None:
+            return by_curvature(quantize(posterior, _at(how, 0.0)), posterior, seen, how)
         quantized = quantize(posterior, how)
-        if not how.together or self.watch is None:
+        if how.rate or not how.together or self.watch is None:
             return quantized
+        return self._together(quantized, posterior, how, self.watch)
+
+    def _together(
+        self,
+        quantized: Mapping[str, QuantizedTensor],
+        posterior: Posterior,
+        how: Quantization,
+        watch: Callable[[nn.Module], Mapping[str, Curvature]],
+    ) -> Mapping[str, QuantizedTensor]:
+        """The same with regard to what layers meet, as the network is without shared values."""
         network = copy.deepcopy(self.network)
         write_means(network, quantized, posterior)
         self._renew(network)
         try:
-            return together(quantized, posterior, self.watch(network), how.codebook_bits)
-        except BayeszipError:  # weights of a network that can't be looked at choose by themselves: no training is lost
+            seen = watch(network)
+        except BayeszipError:  # the weights of what can't be looked at choose by themselves: no training is lost
             return quantized
+        return together(quantized, posterior, seen, how.codebook_bits)
 
     def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
         """What data show of the network as it is without a rate, if that counts."""
