@@ -198,7 +198,7 @@ def _fitted(chosen: Tensors, posterior: Posterior, seen: Mapping[str, Curvature]
             pulls += share * bent.T @ group.means
             count += group.places.size
     usual = float(np.trace(bends)) / max(count, 1)
-    for name in chosen.keys() - seen.keys():
+    for name in (name for name in chosen if name not in seen):
         scales = np.broadcast_to(chosen[name].row_scales(), chosen[name].shape)
         means = np.divide(posterior.weights[name].theta, scales, out=np.zeros(scales.shape), where=scales != 0)
         bends += usual * np.diag(np.bincount(chosen[name].symbols.ravel(), minlength=codebook.size))
