@@ -132,7 +132,7 @@ WAYS: dict[str, Way] = {
     ),
     # What weights that move on win back at the end costs half of what an epoch with noise does.
     "settled": Way(
-        "vd.epochs=75 vd.rate_log_sigma2=0.0011 vd+sws.epochs=10 closing.epochs=40",
+        "vd.epochs=65 vd.rate_log_sigma2=0.0013 vd+sws.epochs=10 closing.epochs=40",
         "with a closing phase of 40 epochs",
     ),
     "coarse": Way("mixture.components=9", "with 9 components"),
@@ -173,6 +173,7 @@ class Curve:
         whole: no images are held out for validation: settings are those of curves that had some.
         one_beginning: all its seeds begin from the first one's pretrained network.
         later: its seeds are `LATER`.
+        first: the rate of a training's first ending, where each has but one: an ending costs a closing phase.
     """
 
     model: str
@@ -184,6 +185,7 @@ class Curve:
     whole: bool = False
     one_beginning: bool = False
     later: bool = False
+    first: float = 0
 
     @property
     def name(self) -> str:
@@ -211,18 +213,20 @@ class Curve:
         return tuple(map(self._variant, self.strengths))
 
     def _variant(self, strength: float) -> Variant:
-        name, settings = f"{self.name}-tau1={strength:g}", f"{AT_NO_RATE} all.tau1={strength:g}"
         way = WAYS.get(self.way, Way("", ""))
-        settings += f" {way.settings}"
+        settings = f"{AT_NO_RATE} all.tau1={strength:g} {way.settings}"
+        settings += f" quantization.rate={self.first:g}" if self.first else ""
         quoted = tuple(rate for at, rate in self.headlines if at == strength)
         seeds = self.seeds if quoted else self.seeds[:1]
-        variant = variant_of(self.model, name, settings, augmented=self.augmented, meaning="", seeds=seeds)
+        variant = variant_of(
+            self.model, self._named(strength, self.first), settings, augmented=self.augmented, meaning="", seeds=seeds
+        )
         return replace(
             variant,
             recipe=way.recipe or variant.recipe,
             augment=(way.augment or variant.augment) if self.augmented else None,
             rates=self.rates,
-            later_rates=tuple(filter(None, quoted)),
+            later_rates=tuple(rate for rate in quoted if rate != self.first),
             hold_out=not self.whole,
             beginning=self.seeds[0] if self.one_beginning else None,
         )
@@ -230,10 +234,13 @@ class Curve:
     def points(self) -> tuple[Point, ...]:
         """All that its trainings end in."""
         return tuple(
-            Point(at_rate(f"{self.name}-tau1={strength:g}", rate), strength, rate, (strength, rate) in self.headlines)
+            Point(self._named(strength, rate), strength, rate, (strength, rate) in self.headlines)
             for strength in self.strengths
-            for rate in (0, *self.rates)
+            for rate in (self.first, *self.rates)
         )
+
+    def _named(self, strength: float, rate: float) -> str:
+        return at_rate(f"{self.name}-tau1={strength:g}", rate)
 
 
 def variant_of(
@@ -283,10 +290,10 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
-    Curve("resnet-20", True, (0.24,), ((0.24, 0), (0.24, 0.5)), (0.5,), "coarse-settled", whole=True, later=True),
+    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, later=True),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("resnet-20-4", True, (0.17,), ((0.17, 0), (0.17, 0.25)), (0.25,), "settled", whole=True, one_beginning=True),
+    Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="settled", whole=True, one_beginning=True, first=0.25),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
