@@ -6,7 +6,7 @@ import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
-from bayeszip.experiments.curves import AFRESH, CURVES, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
+from bayeszip.experiments.curves import AFRESH, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
 
@@ -25,7 +25,7 @@ def test_a_network_is_known_to_the_command_line(name):
 def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(curve):
     variants, points = curve.variants(), curve.points()
     # Those that were run later look for one figure.
-    assert len(points) >= (1 if curve.whole or curve.later else 6)
+    assert len(points) >= (1 if curve.whole or curve.family else 6)
     assert list(curve.strengths) == sorted(set(curve.strengths))
     assert {(point.strength, point.rate) for point in points if point.is_headline} == set(curve.headlines) != set()
     firsts = Experiment("frontier", "", variants, ()).runs((10,))
@@ -34,9 +34,9 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     wanted = [count if strength in dict(curve.headlines) else 1 for strength in curve.strengths]
     assert [len(variant.seeds) for variant in variants] == wanted
     # Those that are trained on all images, and those that were run later, have seeds that no other had shown.
-    family = LATER if curve.later else AFRESH if curve.whole else UNTOUCHED
+    family = curve.family or (AFRESH if curve.whole else UNTOUCHED)
     assert {seed for variant in variants for seed in variant.seeds} <= set(family)
-    assert len({*range(10), *AFRESH, *UNTOUCHED, *LATER}) == 10 + len(AFRESH) + len(UNTOUCHED) + len(LATER)
+    assert len({*range(10), *AFRESH, *UNTOUCHED, *LATER, *LAST}) == 10 + sum(map(len, (AFRESH, UNTOUCHED, LATER, LAST)))
     assert {variant.hold_out for variant in variants} == {not curve.whole}
 
 
@@ -86,7 +86,7 @@ def test_a_curve_on_all_images_has_a_name_of_its_own_and_may_have_one_beginning(
 
 
 def test_a_way_may_change_images_otherwise_than_the_pretraining_does():
-    curve = Curve("lenet-5", True, (9,), ((9, 0),), way="narrow-settled", later=True)
+    curve = Curve("lenet-5", True, (9,), ((9, 0),), way="narrow-settled", family=LATER)
     (variant,) = curve.variants()
     assert (variant.augment, variant.augment_before) == ("shift=1", NETWORKS["lenet-5"].augment)
     assert variant.seeds == LATER

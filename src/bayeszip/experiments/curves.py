@@ -13,6 +13,7 @@ __all__ = [
     "AFRESH",
     "AT_NO_RATE",
     "CURVES",
+    "LAST",
     "LATER",
     "NETWORKS",
     "PRICED",
@@ -33,8 +34,8 @@ AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0 quantization.togeth
 UNTOUCHED = tuple(range(10, 15))
 #: Others, for networks that are trained on all images when the figures of the former have been seen.
 AFRESH = tuple(range(20, 25))
-#: Others again, for ways that were set when those figures had been seen too.
-LATER = tuple(range(30, 35))
+#: Others again, for ways that were set when those figures had been seen too; and when these had.
+LATER, LAST = tuple(range(30, 35)), tuple(range(40, 45))
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ WAYS: dict[str, Way] = {
     ),
     # What weights that move on win back at the end costs half of what an epoch with noise does.
     "settled": Way(
-        "vd.epochs=65 vd.rate_log_sigma2=0.0013 vd+sws.epochs=10 closing.epochs=40",
-        "with a closing phase of 40 epochs",
+        "vd.epochs=46 vd.rate_log_sigma2=0.0018 vd+sws.epochs=8 closing.epochs=45",
+        "with half of the epochs, and a closing phase of 45",
     ),
     "coarse": Way("mixture.components=9", "with 9 components"),
     "coarse-settled": Way(
@@ -172,7 +173,7 @@ class Curve:
         way: a name in `WAYS`, where it is not trained as its network's line says.
         whole: no images are held out for validation: settings are those of curves that had some.
         one_beginning: all its seeds begin from the first one's pretrained network.
-        later: its seeds are `LATER`.
+        family: its seeds, of which it takes as many as its network has; where they are not those of its kind.
         first: the rate of a training's first ending, where each has but one: an ending costs a closing phase.
     """
 
@@ -184,7 +185,7 @@ class Curve:
     way: str = ""
     whole: bool = False
     one_beginning: bool = False
-    later: bool = False
+    family: tuple[int, ...] = ()
     first: float = 0
 
     @property
@@ -201,7 +202,7 @@ class Curve:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Those of its headlines; its other points have the first."""
-        family = LATER if self.later else AFRESH if self.whole else UNTOUCHED
+        family = self.family or (AFRESH if self.whole else UNTOUCHED)
         return family[: NETWORKS[self.model].seeds]
 
     @property
@@ -282,7 +283,8 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25)), (0.25, 0.5), "narrow"),
     Curve("lenet-5", True, (4.5, 5.2, 10.5), ((4.5, 0), (5.2, 0), (10.5, 0)), way="narrow", whole=True),
-    Curve("lenet-5", True, (5, 9), ((5, 0), (9, 0)), way="narrow-settled", later=True),
+    Curve("lenet-5", True, (5, 9), ((5, 0), (9, 0)), way="narrow-settled", family=LATER),
+    Curve("lenet-5", True, (4.5, 9.2), ((4.5, 0), (9.2, 0)), way="narrow-settled", whole=True, family=LAST),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
@@ -290,7 +292,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
-    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, later=True),
+    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, family=LATER),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="settled", whole=True, one_beginning=True, first=0.25),
