@@ -118,7 +118,8 @@ WAYS: dict[str, Way] = {
     # A network of so few bytes learns nothing by heart; what it need not know of turned images it can spend otherwise.
     "narrow-settled": Way(
         f"{_NARROW} reassign=true closing.epochs=60 closing.rate_theta=0.003",
-        "with the prior on units, 9 components, and symbols that are free in a closing phase of 60 epochs",
+        "with the prior on units, 9 components, images that are only shifted, and symbols that are free in a closing"
+        " phase of 60 epochs",
         augment="shift=1",
     ),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
@@ -132,7 +133,7 @@ WAYS: dict[str, Way] = {
         "with half of the epochs",
     ),
     # What weights that move on win back at the end costs half of what an epoch with noise does.
-    "settled": Way(
+    "late": Way(
         "vd.epochs=46 vd.rate_log_sigma2=0.0018 vd+sws.epochs=8 closing.epochs=45",
         "with half of the epochs, and a closing phase of 45",
     ),
@@ -200,6 +201,12 @@ class Curve:
         return f"{said}, {WAYS[self.way].meaning}" if self.way else said
 
     @property
+    def augment(self) -> str | None:
+        """How images are changed while it is compressed, as `--augment` takes it."""
+        own = WAYS[self.way].augment if self.way else ""
+        return (own or NETWORKS[self.model].augment) if self.augmented else None
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """Those of its headlines; its other points have the first."""
         family = self.family or (AFRESH if self.whole else UNTOUCHED)
@@ -225,7 +232,7 @@ class Curve:
         return replace(
             variant,
             recipe=way.recipe or variant.recipe,
-            augment=(way.augment or variant.augment) if self.augmented else None,
+            augment=self.augment,
             rates=self.rates,
             later_rates=tuple(rate for rate in quoted if rate != self.first),
             hold_out=not self.whole,
@@ -282,9 +289,18 @@ CURVES: tuple[Curve, ...] = (
     Curve("lenet-5", True, (4, 8), ((4, 0.5), (8, 0.25), (8, 0.5), (8, 0.75)), _RATES, "free"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25), (8, 0.5)), (0.25, 0.5), "dear"),
     Curve("lenet-5", True, (4, 8), ((4, 0), (4, 0.25), (8, 0), (8, 0.25)), (0.25, 0.5), "narrow"),
-    Curve("lenet-5", True, (4.5, 5.2, 10.5), ((4.5, 0), (5.2, 0), (10.5, 0)), way="narrow", whole=True),
     Curve("lenet-5", True, (5, 9), ((5, 0), (9, 0)), way="narrow-settled", family=LATER),
-    Curve("lenet-5", True, (4.5, 9.2), ((4.5, 0), (9.2, 0)), way="narrow-settled", whole=True, family=LAST),
+    Curve("lenet-5", True, (4.5, 5.2, 10.5), ((4.5, 0), (5.2, 0), (10.5, 0)), way="narrow", whole=True),
+    Curve(
+        "lenet-5",
+        True,
+        (4.5, 9.2),
+        ((4.5, 0), (9.2, 0)),
+        way="narrow-settled",
+        whole=True,
+        one_beginning=True,
+        family=LAST,
+    ),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
@@ -295,7 +311,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, family=LATER),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="settled", whole=True, one_beginning=True, first=0.25),
+    Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="late", whole=True, one_beginning=True, first=0.25),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),

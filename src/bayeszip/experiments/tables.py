@@ -258,7 +258,7 @@ def frontier_table(records: Records) -> list[Grid]:
             emphasis = "**" if point.is_headline else ""
             rows.append((*(f"{emphasis}{cell}{emphasis}" for cell in cells), seconds))
         if rows:
-            augment = f" (`{NETWORKS[curve.model].augment}`)" if curve.augmented else ""
+            augment = f" (`{curve.augment}`)" if curve.augmented else ""
             grids.append(Grid(head, tuple(rows), f"{curve.title}{augment}"))
     return grids
 
