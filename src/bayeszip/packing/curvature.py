@@ -148,8 +148,6 @@ class _Watch:
     def see(self, inputs: Tensor) -> None:
         """Adds the moments of inputs; of long sequences or large images, those of positions all over them."""
         columns = _columns(self.layer, inputs)
-        if columns.shape[1] > POSITIONS:
-            columns = columns[:, _spread(columns.shape[1])]
         self.count += columns.shape[1]
         start = 0
         for place, moments in enumerate(self.moments):
@@ -190,30 +188,32 @@ class _Watch:
 
 
 def _spread(count: int) -> Tensor:
-    """`POSITIONS` of so many, by multiples of the golden ratio: an even stride may meet an image at its edge alone."""
+    """`POSITIONS` of so many, at most: by multiples of the golden ratio, since a stride may meet edges alone."""
+    if count <= POSITIONS:
+        return torch.arange(count)
     return (torch.arange(POSITIONS, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2) % 1 * count).long()
 
 
 def _columns(layer: Layer, inputs: Tensor) -> Tensor:
-    """What the columns of the weight are multiplied with: groups × positions × columns."""
+    """What the columns of the weight are multiplied with, at `POSITIONS` at most: groups × positions × columns."""
     inputs = inputs.detach().float()
     if isinstance(layer, nn.Linear):
-        return inputs.reshape(1, -1, inputs.shape[-1])
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        return rows[_spread(len(rows))][None]
     if inputs.dim() == layer.weight.dim() - 1:
         inputs = inputs[None]
-    flat = isinstance(layer, nn.Conv1d)
-    if layer.padding_mode == "zeros":
-        inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
-    else:
-        inputs = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-    inputs = inputs[:, :, None] if flat else inputs
-    one: tuple[int, ...] = (1,) if flat else ()
-    patches = F.unfold(
-        inputs, (*one, *layer.kernel_size), dilation=(*one, *layer.dilation), stride=(*one, *layer.stride)
-    )
-    n, width, places = patches.shape
-    patches = patches.view(n, layer.groups, width // layer.groups, places).permute(1, 0, 3, 2)
-    return patches.reshape(layer.groups, n * places, width // layer.groups)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    inputs = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
+    sides = list(zip(inputs.shape[2:], layer.kernel_size, layer.stride, layer.dilation, strict=True))
+    counts = [1 + (size - 1 - dilation * (kernel - 1)) // stride for size, kernel, stride, dilation in sides]
+    # Only the patches at these places are written out, not those of all images.
+    image, *corner = torch.unravel_index(_spread(len(inputs) * math.prod(counts)), (len(inputs), *counts))
+    reached = [image.view(-1, *[1] * len(sides))]
+    for axis, (at, (_, kernel, stride, dilation)) in enumerate(zip(corner, sides, strict=True)):
+        along = [1] * axis + [-1] + [1] * (len(sides) - 1 - axis)
+        reached.append((stride * at).view_as(reached[0]) + (dilation * torch.arange(kernel)).view(along))
+    patches = inputs.movedim(1, -1)[tuple(reached)].movedim(-1, 1)
+    return patches.reshape(len(image), layer.groups, -1).movedim(1, 0)
 
 
 def _run(
