@@ -23,6 +23,7 @@ from bayeszip.snapping import (
     _fitted,
     by_curvature,
     seen_curvatures,
+    seen_if_any,
     seen_moments,
     together,
 )
@@ -408,3 +409,13 @@ def test_encoders_with_masks_and_layers_called_by_keyword_are_looked_at():
 
     loader = ResidentBatches(torch.randn(32, 5, 8).clamp(max=1.5), torch.zeros(32, dtype=torch.long), 16)
     assert {"encoder.layers.0.linear1.weight", "head.weight"} <= set(seen_moments(Masked(), loader))
+
+
+def test_what_cannot_be_looked_at_is_told_and_costs_nothing():
+    network, told = nn.Sequential(nn.Linear(3, 2)), []
+    labels = torch.zeros(8, dtype=torch.long)
+    assert seen_if_any(network, ResidentBatches(torch.full((8, 3), torch.inf), labels, 4), told.append) == {}
+    assert "takes a shared value by itself" in told[0]
+    assert "0.weight" in told[0]
+    assert set(seen_if_any(network, ResidentBatches(torch.randn(8, 3), labels, 4), told.append)) == {"0.weight"}
+    assert len(told) == 1

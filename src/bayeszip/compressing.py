@@ -75,7 +75,7 @@ from bayeszip.recipe import Recipe, Settings
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
-from bayeszip.snapping import seen_curvatures, seen_moments
+from bayeszip.snapping import seen_curvatures, seen_if_any
 from bayeszip.targets import Quality, Target, better, steered_phase
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
@@ -525,7 +525,8 @@ class _Path:
         data = self.training.data.batches
         see = partial(seen_curvatures, loader=data)
         # Processes on unlike machines might choose otherwise.
-        watch = partial(seen_moments, loader=data) if self.training.engine.processes == 1 else None
+        warn, alone = self.training.keeper.watcher.on_warning, self.training.engine.processes == 1
+        watch = partial(seen_if_any, loader=data, warn=warn) if alone else None
         return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see, watch=watch)
 
 

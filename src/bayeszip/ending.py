@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec
 from bayeszip.damage import SHARE
-from bayeszip.errors import BayeszipError, RecipeError, TargetError
+from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
 from bayeszip.fitting.course import is_in_force
 from bayeszip.fitting.shared_values import FreeSymbols, SharedValues
@@ -317,11 +317,7 @@ class Ending:
         network = copy.deepcopy(self.network)
         write_means(network, quantized, posterior)
         self._renew(network)
-        try:
-            seen = watch(network)
-        except BayeszipError:  # the weights of what can't be looked at choose by themselves: no training is lost
-            return quantized
-        return together(quantized, posterior, seen, how.codebook_bits)
+        return together(quantized, posterior, watch(network), how.codebook_bits)
 
     def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
         """What data show of the network as it is without a rate, if that counts."""

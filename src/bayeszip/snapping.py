@@ -19,7 +19,7 @@ row that are not zero); then each is chosen again, the others staying, until non
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from bayeszip import codec
+from bayeszip.errors import BayeszipError
 from bayeszip.fitting.batches import Loader, on_device
 from bayeszip.fitting.statistics import undisturbed
 from bayeszip.packing.curvature import Block, Curvature, curvatures
@@ -36,7 +37,7 @@ from bayeszip.quantize import Quantization, with_values
 from bayeszip.result import write_weights
 from bayeszip.tensors import Aim, CompressedModel, QuantizedTensor
 
-__all__ = ["MoveCost", "by_curvature", "seen_curvatures", "seen_moments", "together"]
+__all__ = ["MoveCost", "by_curvature", "seen_curvatures", "seen_if_any", "seen_moments", "together"]
 
 #: Training examples that are looked at: more than `pack` does, since here they are at hand.
 EXAMPLES = 8192
@@ -77,6 +78,15 @@ def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
     names = {id(tensor): name for name, tensor in network.named_parameters()}
     owners = Counter(names[id(tensor)] for module in network.modules() for tensor in module.parameters(recurse=False))
     return {name: each for name, each in seen.items() if owners[name] == 1}
+
+
+def seen_if_any(network: nn.Module, loader: Loader, warn: Callable[[str], None]) -> dict[str, Curvature]:
+    """The same; nothing, and a word to `warn`, where a network can't be looked at: no training is lost for it."""
+    try:
+        return seen_moments(network, loader)
+    except BayeszipError as error:
+        warn(f"each weight takes a shared value by itself, since what the layers meet can't be looked at: {error}")
+        return {}
 
 
 class _Pairs:

@@ -142,6 +142,10 @@ WAYS: dict[str, Way] = {
         "mixture.components=9 vd+sws.epochs=12 closing.epochs=60",
         "with 9 components and a closing phase of 60 epochs",
     ),
+    "joint": Way(
+        "quantization.together=true closing.epochs=60",
+        "with weights of a row that take values together, and a closing phase of 60 epochs",
+    ),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
         "vd.epochs=60 vd+sws.epochs=24 closing.epochs=6 closing.rate_theta=0.001 reassign=false all.rate.tau=3"
@@ -307,6 +311,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
+    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="joint", family=LATER),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, family=LATER),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
