@@ -202,13 +202,12 @@ class Curve:
     def manner(self) -> str:
         """How it is trained, in words."""
         said = f"{'with' if self.augmented else 'without'} augmentation" + (", on all images" if self.whole else "")
-        return f"{said}, {WAYS[self.way].meaning}" if self.way else said
+        return f"{said}, {self._way.meaning}" if self.way else said
 
     @property
     def augment(self) -> str | None:
         """How images are changed while it is compressed, as `--augment` takes it."""
-        own = WAYS[self.way].augment if self.way else ""
-        return (own or NETWORKS[self.model].augment) if self.augmented else None
+        return (self._way.augment or NETWORKS[self.model].augment) if self.augmented else None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -225,8 +224,7 @@ class Curve:
         return tuple(map(self._variant, self.strengths))
 
     def _variant(self, strength: float) -> Variant:
-        way = WAYS.get(self.way, Way("", ""))
-        settings = f"{AT_NO_RATE} all.tau1={strength:g} {way.settings}"
+        settings = f"{AT_NO_RATE} all.tau1={strength:g} {self._way.settings}"
         settings += f" quantization.rate={self.first:g}" if self.first else ""
         quoted = tuple(rate for at, rate in self.headlines if at == strength)
         seeds = self.seeds if quoted else self.seeds[:1]
@@ -235,7 +233,7 @@ class Curve:
         )
         return replace(
             variant,
-            recipe=way.recipe or variant.recipe,
+            recipe=self._way.recipe or variant.recipe,
             augment=self.augment,
             rates=self.rates,
             later_rates=tuple(rate for rate in quoted if rate != self.first),
@@ -250,6 +248,10 @@ class Curve:
             for strength in self.strengths
             for rate in (self.first, *self.rates)
         )
+
+    @property
+    def _way(self) -> Way:
+        return WAYS[self.way] if self.way else Way("", "")
 
     def _named(self, strength: float, rate: float) -> str:
         return at_rate(f"{self.name}-tau1={strength:g}", rate)
