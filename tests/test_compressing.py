@@ -11,7 +11,7 @@ from torch import nn
 
 import bayeszip
 from bayeszip import codec, ending
-from bayeszip.errors import DataError, ModelError, OutputError, RecipeError, TrainingError
+from bayeszip.errors import CheckpointError, DataError, ModelError, OutputError, RecipeError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.quantize import quantize
 from bayeszip.recipe import recipe
@@ -583,3 +583,60 @@ def test_what_a_rate_costs_is_found_by_each_ending(curve):
 def test_rates_that_contradict_something_are_refused_before_the_training(options, message):
     with pytest.raises(RecipeError, match=message):
         compress(mlp(), **options)
+
+
+class Moved(nn.Module):
+    """Says with certainty that an example of class k is of class k + 1; has modes and gradients to lose."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.dropout = nn.Parameter(torch.tensor(20.0)), nn.Dropout(0.9)
+
+    def forward(self, inputs):
+        return self.dropout(self.scale * inputs[:, :3].roll(1, dims=1))
+
+
+def agreement(network, other):
+    inputs, _ = blobs(seed=1)
+    with torch.no_grad():
+        return (network.eval()(inputs).argmax(1) == other.eval()(inputs).argmax(1)).float().mean().item()
+
+
+def test_a_teacher_of_ones_own_is_imitated_and_told_of_and_left_alone():
+    teacher, network = Moved().train(), mlp()
+    settings = recipe("quick").override("epochs_scale=0.2", "all.tau1=0.1", "all.distillation=1")
+    result = compress(network, settings=settings, teacher=teacher)
+    assert teacher.training
+    assert teacher.dropout.training
+    assert teacher.scale.requires_grad
+    assert agreement(result.network(), teacher) > 0.8
+    assert result.fit.teacher == "Moved, 1 parameters"
+    assert re.search(r"teacher +Moved, 1 parameters", result.report())
+    alone = compress(network, settings=settings)
+    assert agreement(alone.network(), teacher) < 0.2
+    assert alone.fit.teacher is None
+
+
+@pytest.mark.parametrize(
+    ("teacher", "settings", "error", "message"),
+    [
+        (nn.Linear(12, 4), (), ModelError, r"answers \(2, 4\) where the network answers \(2, 3\)"),
+        (nn.Linear(11, 3), (), TrainingError, "the teacher"),
+        (nn.LSTM(12, 3), ("all.distillation=0",), RecipeError, "no phase of the recipe asks a teacher"),
+        ("resnet-20-4", (), RecipeError, "must be a network"),
+    ],
+)
+def test_a_teacher_that_can_not_be_imitated_is_refused(teacher, settings, error, message):
+    with pytest.raises(error, match=message):
+        compress(mlp(), settings=QUICK.override(*settings), teacher=teacher)
+
+
+def test_a_run_is_not_taken_up_with_another_teacher(tmp_path):
+    settings = QUICK.override("epochs_scale=0.01")
+    compress(mlp(), settings=settings, teacher=Moved(), checkpoints=tmp_path)
+    with pytest.raises(CheckpointError, match="teacher"):
+        compress(mlp(), settings=settings, teacher=mlp(), checkpoints=tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="teacher"):
+        compress(mlp(), settings=settings, checkpoints=tmp_path, resume=True)
+    again = compress(mlp(), settings=settings, teacher=Moved(), checkpoints=tmp_path, resume=True)
+    assert again.fit.teacher is not None

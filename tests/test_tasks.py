@@ -341,7 +341,7 @@ def test_no_metric_has_the_name_of_what_else_is_in_a_record(toys):
     done = run(*COMPRESS, "--loss", "mse", "--metric", "toys:far,lower", "--rates", "2", "--run", "run", "--json")
     assert done.exit_code == 0, done.output
     record, told = json.loads((toys / "run" / "result.json").read_text()), json.loads(done.stdout.splitlines()[-1])
-    assert {*record, *told, *told["others"][0], "target", "strength", "hold_out"} - {"far"} == TAKEN
+    assert {*record, *told, *told["others"][0], "target", "strength", "hold_out", "teacher"} - {"far"} == TAKEN
 
 
 def test_losses_and_metrics_by_name():

@@ -67,6 +67,7 @@ from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.statistics import renew_statistics
+from bayeszip.fitting.teacher import in_words, known_teacher
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
@@ -123,6 +124,7 @@ def compress(
     resume: bool = False,
     mixed_precision: str | None = None,
     augment: str | Augmentation | Transform | None = None,
+    teacher: nn.Module | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     strengths: Mapping[str, float] | None = None,
@@ -162,6 +164,8 @@ def compress(
         mixed_precision: `bf16` computes the network in it, `no` does not; by default as `accelerate launch` says.
         augment: changes training images at random, on the device, each time they are seen: `shift=2,flip,cutout=8`,
             an `Augmentation`, or a callable on a batch of inputs. The teacher of a distillation sees the same images.
+        teacher: whose outputs are distilled, where it is not `model` as it came: a larger or better network with the
+            same inputs and outputs. It is no part of the file.
         include, exclude: patterns on the names of parameters and modules (`encoder.*`, `*.bias`, `fc1`): only what the
             former name is pruned and shared, and nothing that the latter do.
         strengths: how strongly what a pattern names is pruned: factors on τ₁, `{"head.*": 0.5}`.
@@ -181,16 +185,16 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    seed = _checked_seed(seed)
+    seed, augment = _checked_seed(seed), known_augment(augment)
     plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
     further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
     check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
     check_loaders(train_loader, val_loader)
-    augment = known_augment(augment)
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
-    data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment)
+    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), examples)
+    data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment, tutor)
     conditions = partial(_conditions, network, data, plan, seed, pretrain, target, further, engine)
     phases = (*plan.sequence(pretrain), *(each.closing for each in further))
     with (
@@ -201,8 +205,7 @@ def compress(
         training = _Training(data, keeper, engine)
         if pretrain:
             training.fit(network, plan.pretraining)
-        before = training.judged(network)
-        path = _Path(network, examples, plan, training.in_nats(network), target, before, further)
+        path = _Path(network, examples, plan, training.in_nats(network), target, training.judged(network), further)
         result, conversion, strength = path.go()
         keeper.finish()
     history = Fit(
@@ -216,6 +219,7 @@ def compress(
         target=str(target) if target else None,
         strength=strength,
         augment=None if augment is None else name_of(augment),
+        teacher=in_words(tutor),
         judge=judge,
         reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in plan.phases]),
     )
@@ -356,13 +360,15 @@ class _History(Watcher):
 
 @dataclass(frozen=True)
 class _Data:
-    """What a network is trained on, and judged by."""
+    """What a network is trained on, judged by, and taught by."""
 
     batches: Loader
     n_data: int
     judge: Judge
     validation: Loader | None
     augment: Augmentation | Transform | None
+    #: None: the network as it came.
+    teacher: nn.Module | None
 
     @property
     def likelihood(self) -> Likelihood:
@@ -489,19 +495,19 @@ class _Path:
             kept, result = result, better(untrained, result, quality)
             strength = strength if result is kept else 0.0
         if self.target is None or quality is not None:
-            smallest = self._ending(self.network).or_packed(result, self.teacher, quality)
+            smallest = self._ending(self.network).or_packed(result, self.original, quality)
             result = dataclasses.replace(smallest, others=result.others)
         return result, conversion, strength
 
     def _attempt(self, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
         """One training from the start, with a strength of at most `ceiling`, and its ending."""
-        training, settings, teacher = self.training, self.settings, self.teacher
+        training, settings, original = self.training, self.settings, self.original
         network, conversion = self._gaussian(quality)
         ending = self._ending(network)
-        terms = start_terms(network, settings.phases, ending.starts(teacher))
-        training.keeper.watcher.beside = ending.beside_weights(network, teacher)
-        steering = steering_towards(self.target, network, teacher, ending, quality, ceiling)
-        training.fit(network, settings.phases, terms, teacher, steering)
+        terms = start_terms(network, settings.phases, ending.starts(original))
+        training.keeper.watcher.beside = ending.beside_weights(network, original)
+        steering = steering_towards(self.target, network, original, ending, quality, ceiling)
+        training.fit(network, settings.phases, terms, self.teacher, steering)
         posterior = Posterior.of(network, terms)
         to_stock(network)
         result = ending.towards(self.target, posterior, quality, self.before)
@@ -509,9 +515,14 @@ class _Path:
         return dataclasses.replace(result, others=tuple(others)), conversion, steering.strength()
 
     @cached_property
-    def teacher(self) -> nn.Module:
-        """The network as it came, to learn from and to compare with."""
+    def original(self) -> nn.Module:
+        """The network as it came, to compare with."""
         return copy.deepcopy(self.network).eval().requires_grad_(False)
+
+    @property
+    def teacher(self) -> nn.Module:
+        """Whom it learns from."""
+        return self.training.data.teacher or self.original
 
     def _gaussian(self, quality: Quality | None) -> tuple[nn.Module, Conversion]:
         """The network with Gaussian weights; a copy, if it may be needed again."""
@@ -575,6 +586,7 @@ def _conditions(
         "validation": None if data.validation is None else count_batches(data.validation),
         "metric": None if data.judge.metric is None else data.judge.metric.name,
         "augmentation": None if data.augment is None else name_of(data.augment),
+        "teacher": None if data.teacher is None else network_conditions(data.teacher),
     }
 
 

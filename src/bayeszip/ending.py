@@ -156,21 +156,21 @@ class Ending:
         copied = copy.deepcopy(network).cpu()
         trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
         for name, parameter in copied.named_parameters():
-            # A teacher is frozen as a whole, which says nothing of what is to stay as it is.
+            # The network as it came may be frozen as a whole, which says nothing of what is to stay as it is.
             parameter.requires_grad_(name in trained)
         return Form(copied, self.examples, self.settings.coding, clustered_others)
 
-    def starts(self, teacher: nn.Module) -> dict[str, Any]:
+    def starts(self, original: nn.Module) -> dict[str, Any]:
         """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
         known = {**self.settings.starts, Rate.name: prices_of_zeros}
         if is_in_force(GroupPrior, self.settings.phases):
-            known[GroupPrior.name] = self.form(teacher).units()
+            known[GroupPrior.name] = self.form(original).units()
         return known
 
-    def beside_weights(self, network: nn.Module, teacher: nn.Module) -> "BesideWeights":
-        """What a file takes beside the Gaussian weights of `network`; `teacher` is the same network, plain."""
+    def beside_weights(self, network: nn.Module, original: nn.Module) -> "BesideWeights":
+        """What a file takes beside the Gaussian weights of `network`; `original` is the same network, plain."""
         shapes = {weight.name: tuple(weight.theta.shape) for weight in variational_weights(network)}
-        return BesideWeights(self.form(teacher), shapes, self.settings)
+        return BesideWeights(self.form(original), shapes, self.settings)
 
     def finish(
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
@@ -398,7 +398,7 @@ class BesideWeights:
 def steering_towards(
     target: Target | None,
     network: nn.Module,
-    teacher: nn.Module,
+    original: nn.Module,
     ending: Ending,
     quality: Quality | None,
     ceiling: float | None = None,
@@ -416,11 +416,11 @@ def steering_towards(
         return Steering()
     if quality is not None:
         return QualitySteering(settings.phases, quality=quality, ceiling=ceiling)
-    budget = target.budget(parameter_count(teacher)) or 0
+    budget = target.budget(parameter_count(original)) or 0
     shapes = {weight.name: weight.theta.shape for weight in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
-    largest_within(nothing, Posterior.of(network), ending.form(teacher).size, budget)
-    beside, (coder, options) = ending.beside_weights(network, teacher).now(teacher), coder_of(settings.coding)
+    largest_within(nothing, Posterior.of(network), ending.form(original).size, budget)
+    beside, (coder, options) = ending.beside_weights(network, original).now(original), coder_of(settings.coding)
     return ByteSteering(
         settings.phases,
         budget=budget,

@@ -1,4 +1,4 @@
-"""What the command line is given by name: data sets, loaders of one's own, weights."""
+"""What the command line is given by name: data sets, loaders of one's own, weights, teachers."""
 
 import dataclasses
 import os
@@ -17,12 +17,14 @@ from bayeszip.fitting import Likelihood, Metric, ResidentBatches
 from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.likelihood import LOSSES
 from bayeszip.graph import unwrapped_names
-from bayeszip.models import made_by, named
+from bayeszip.loading import load
+from bayeszip.models import BUILT_IN, build, made_by, named
 
 __all__ = [
     "Loaders",
     "Reported",
     "load_data",
+    "load_teacher",
     "load_test",
     "load_weights",
     "named_loss",
@@ -39,7 +41,7 @@ TAKEN = frozenset((
     "validation_accuracy_trained", "validation_accuracy_snapped", "validation_accuracy", "validation_loss_before",
     "validation_loss", "metric", "validation_metric_before", "validation_metric", "seconds", "seed", "target",
     "strength", "rate", "augment", "device", "versions", "recipe", "warnings", "history", "others", "file",
-    "hold_out",
+    "hold_out", "teacher",
 ))  # fmt: skip
 
 
@@ -175,6 +177,24 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
         # Below a headline torch lists what doesn't fit, indented.
         found = "\n".join(line.strip() for line in str(error).splitlines()[1:])
         raise ModelError(f"{path} does not fit {type(network).__name__}:\n{found}") from error
+
+
+def load_teacher(spec: str) -> nn.Module:
+    """A network to learn from: a `.bayz` file, `module:factory`, or MODEL=FILE with weights in a `.safetensors` file.
+
+    Raises:
+        ModelError: there is no such network, or its weights are missing or don't fit.
+        FormatError: the file can't be decoded.
+    """
+    if spec.endswith(".bayz"):
+        return load(spec)
+    name, given, weights = spec.partition("=")
+    network = build(name)
+    if given:
+        load_weights(network, weights)
+    elif name in BUILT_IN:
+        raise ModelUsageError(f"{name} has learnt nothing yet; say where its weights are: {name}=FILE.safetensors")
+    return network
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:

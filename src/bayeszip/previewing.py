@@ -31,6 +31,7 @@ from bayeszip.fitting import (
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, given_by, rows_of
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
+from bayeszip.fitting.teacher import known_teacher
 from bayeszip.graph.storable import parameter_count
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe, Settings
@@ -112,6 +113,7 @@ def preview(
     max_loss_increase: float | None = None,
     max_metric_drop: float | None = None,
     rates: Sequence[float] = (),
+    teacher: nn.Module | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     strengths: Mapping[str, float] | None = None,
@@ -134,24 +136,25 @@ def preview(
     check_loaders(train_loader, val_loader)
     network = plain_network(model).to(hardware)
     examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
+    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), examples)
     clock = _Clock(train_loader, val_loader, judge)
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
         if pretrain:
             seconds += sum(clock.measure(copy.deepcopy(network), each, {}) for each in plan.pretraining if each.epochs)
-        teacher = copy.deepcopy(network).eval().requires_grad_(False)
+        original = copy.deepcopy(network).eval().requires_grad_(False)
         conversion = converted(network, plan, examples)
         ending = Ending(network, examples, plan, None, lambda _: Figures())
         began = time.perf_counter()
-        floor = _floor(network, teacher, ending, target)
+        floor = _floor(network, original, ending, target)
         coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
-        work = _Work.of(plan, target, len(further), clock.has_classes(teacher))
-        seconds += work.seconds(clock, network, teacher, ending) + work.files * coding
-    return Preview(conversion, tensors, parameter_count(teacher), floor, seconds, str(hardware), work.attempts)
+        work = _Work.of(plan, target, len(further), clock.has_classes(original))
+        seconds += work.seconds(clock, network, original, tutor or original, ending) + work.files * coding
+    return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(hardware), work.attempts)
 
 
-def _floor(network: nn.Module, teacher: nn.Module, ending: Ending, target: Target | None) -> int:
+def _floor(network: nn.Module, original: nn.Module, ending: Ending, target: Target | None) -> int:
     """The file with every Gaussian weight of `network` at zero.
 
     Raises:
@@ -159,8 +162,8 @@ def _floor(network: nn.Module, teacher: nn.Module, ending: Ending, target: Targe
     """
     shapes = {each.name: each.theta.shape for each in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
-    size = ending.form(teacher).size
-    budget = None if target is None else target.budget(parameter_count(teacher))
+    size = ending.form(original).size
+    budget = None if target is None else target.budget(parameter_count(original))
     if budget is not None:
         largest_within(nothing, Posterior.of(network), size, budget)
     return size(nothing)
@@ -192,11 +195,13 @@ class _Work:
         # What says numbers may need finer values than the recipe has.
         return cls(1, (1 + trials if trials else 1) + (0 if has_classes else finer) + further)
 
-    def seconds(self, clock: "_Clock", network: nn.Module, teacher: nn.Module, ending: Ending) -> float:
+    def seconds(
+        self, clock: "_Clock", network: nn.Module, original: nn.Module, teacher: nn.Module, ending: Ending
+    ) -> float:
         """That it takes, by the first steps of each phase."""
         plan = ending.settings
         phases, closing = [phase for phase in plan.phases if phase.epochs], plan.closing
-        starts = ending.starts(teacher)
+        starts = ending.starts(original)
         taken = [clock.measure(network, phase, starts, teacher) for phase in phases]
         total = self.attempts * sum(taken)
         if not closing.epochs:
@@ -204,7 +209,7 @@ class _Work:
         if phases:
             # Closing phases train the same network; their steps take no longer than those before them.
             return total + self.closings * closing.epochs * taken[-1] / phases[-1].epochs
-        trained = copy.deepcopy(teacher).requires_grad_()
+        trained = copy.deepcopy(original).requires_grad_()
         return total + self.closings * clock.measure(trained, closing, {}, teacher)
 
 

@@ -86,6 +86,7 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
         **({"target": fit.target, "strength": fit.strength} if fit.target else {}),
         **({"rate": result.rate} if fit.recipe.quantization.rate else {}),
         "augment": fit.augment,
+        **({"teacher": fit.teacher} if fit.teacher else {}),
         "device": fit.device,
         "versions": {"bayeszip": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "recipe": json.loads(fit.recipe.to_json()),

@@ -51,6 +51,8 @@ class Fit:
     strength: float = 1.0
     #: How training images were changed at random.
     augment: str | None = None
+    #: Whom it learnt from; None: the network as it came, where the recipe says so.
+    teacher: str | None = None
     #: How it was judged.
     judge: Judge | None = field(default=None, repr=False)
     #: How far steps and learning rates let weights and variances get, in units of how far they must get for the prior
@@ -160,6 +162,8 @@ class Result:
                 yield "target", f"{self.fit.target}; τ₁ × {self.fit.strength:.3g}"
             if self.fit.augment:
                 yield "augmentation", self.fit.augment
+            if self.fit.teacher:
+                yield "teacher", self.fit.teacher
             if self.fit.recipe.quantization.rate:
                 yield "weight of a bit", f"{self.rate:g}"
             yield "time", f"{self.fit.seconds:.0f} s"

@@ -461,6 +461,16 @@ def test_all_images_are_trained_on_where_none_are_held_out(run, tmp_path):
     assert "all examples, none held out" in (tmp_path / "report.html").read_text()
 
 
+def test_a_file_can_teach_another(run, compressed, tmp_path):
+    options = ("--teacher", "net.bayz", "--run", tmp_path / "run")
+    done = run(*compress_arguments(tmp_path / "x.bayz", *options))
+    assert done.returncode == 0, done.stderr
+    assert "teacher" in done.stdout
+    assert "parameters" in json.loads((tmp_path / "run" / "result.json").read_text())["teacher"]
+    done = run(*compress_arguments(tmp_path / "x.bayz", *options[:2], "--dry-run"))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "culprit"),
     [
@@ -509,6 +519,9 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
         (["--strength", "1=much"], "write strengths as PATTERN=FACTOR"),
         (["--augment", "turn"], "augment can't be 'turn'"),
         (["--mixed-precision", "fp4"], "mixed precision must be one of no, bf16, not fp4"),
+        (["--teacher", "lenet-5"], "lenet-5=FILE.safetensors"),
+        (["--teacher", "lenet-5=w.pt"], "weights are read from .safetensors files only"),
+        (["--teacher", "lenet-6"], "unknown model 'lenet-6'"),
     ],
 )
 def test_a_dry_run_finds_the_typos_that_a_run_would(run, options, message):

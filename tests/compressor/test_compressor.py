@@ -253,6 +253,24 @@ def test_distillation_mixes_in_the_network_as_it_was(model):
     assert compressor_of(copy.deepcopy(mlp()), RECIPE).distill(loss, outputs, inputs) is loss
 
 
+def test_distillation_mixes_in_a_teacher_of_ones_own(model):
+    teacher = nn.Linear(12, 3)
+    compressor = Compressor(model, SHORT, n_data=N, teacher=teacher)
+    inputs, targets = blobs(64)
+    outputs = model.eval()(inputs)
+    loss = F.cross_entropy(outputs, targets)
+    mixed = compressor.distill(loss, outputs, inputs)
+    soft = F.softmax(teacher(inputs) / 2, dim=-1)
+    assert mixed.item() == pytest.approx(0.5 * loss.item() + 0.5 * 4 * F.cross_entropy(outputs / 2, soft).item())
+    assert "weight" not in compressor.state_dict()["teacher"]
+    with pytest.raises(ModelError, match="the teacher answers"):
+        Compressor(mlp(), SHORT, n_data=N, teacher=nn.Linear(12, 5)).distill(loss, outputs, inputs)
+    with pytest.raises(ModelError, match="the teacher answers"):
+        Compressor(mlp(), SHORT, n_data=N, teacher=nn.Linear(12, 5), example_inputs=(inputs,))
+    with pytest.raises(RecipeError, match="asks a teacher"):
+        Compressor(mlp(), RECIPE, n_data=N, teacher=teacher)
+
+
 @pytest.mark.parametrize("units", ["network", "layer"])
 def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path, units):
     interrupted = copy.deepcopy(model)

@@ -1,12 +1,14 @@
 """Curves: every point is what a user could type, and the plan holds what the pages promise."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.curves import AFRESH, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
+from bayeszip.experiments.runner import Task
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
 
@@ -78,11 +80,22 @@ def test_rates_are_endings_of_one_training_and_no_rate_keeps_the_name():
 
 
 def test_a_curve_on_all_images_has_a_name_of_its_own_and_may_have_one_beginning():
-    curve = Curve("vgg-16", True, (0.1,), ((0.1, 0),), way="coarse", whole=True, one_beginning=True)
+    curve = Curve("vgg-16", True, (0.1,), ((0.1, 0),), way="coarse", whole=True, beginning=20)
     (variant,) = curve.variants()
     assert variant.name == "vgg-16-augmented-coarse-whole-tau1=0.1"
     assert curve.title == "VGG-16, with augmentation, on all images, with 9 components"
     assert {run.beginning for run in Experiment("frontier", "", (variant,), ()).runs()} == {AFRESH[0]}
+
+
+def test_a_curve_may_be_taught_by_another_network_trained_on_the_same_images():
+    curve = Curve("resnet-20", True, (0.3,), ((0.3, 0),), whole=True, family=LATER, teacher="resnet-20-4")
+    assert curve.title == "ResNet-20, with augmentation, on all images, taught by a ResNet-20-4"
+    runs = Experiment("frontier", "", curve.variants(), ()).runs()
+    assert {run.seed for run in runs} == set(LATER[:3])
+    (teacher,) = {task.weights for run in runs for task in Task(run, Path("frontier"), "cpu", "cifar10").beginnings[1:]}
+    (late,) = (each for each in CURVES if each.name == "resnet-20-4-augmented-late-whole")
+    alone = Experiment("frontier", "", late.variants(), ()).runs()[0]
+    assert teacher == Task(alone, Path("frontier"), "cpu", "cifar10").weights
 
 
 def test_a_way_may_change_images_otherwise_than_the_pretraining_does():

@@ -93,6 +93,36 @@ def test_a_run_on_all_images_sees_those_for_validation_and_says_so(nets, splits,
     assert not is_of(record, held_out.run)
 
 
+def test_a_teacher_is_pretrained_once_and_told_of(nets, images, tmp_path, workers):
+    teacher = dataclasses.replace(BOTH, name="teacher", beginning=7)
+    taught = dataclasses.replace(BOTH, teacher=teacher)
+    experiment = dataclasses.replace(SMALL, variants=(taught,))
+    carry_out(experiment, experiment.runs(), tmp_path / "out", device="cpu")
+    assert workers.done == [("both-0", True), ("teacher", True), ("both-1", True), ("both-0", False), ("both-1", False)]
+    records = read(tmp_path / "out" / "small")
+    assert {record["teacher"] for record in records.values()} == {MODEL}
+    assert all(is_of(records[run.name], run) for run in experiment.runs())
+    alone = dataclasses.replace(SMALL, variants=(BOTH,)).runs()
+    assert not any(is_of(records[run.name], run) for run in alone)
+
+
+def test_runs_whose_teacher_fails_fail(nets, images, tmp_path, workers):
+    def fails(task):
+        if task.run.name == "teacher":
+            raise TrainingError("it knows nothing")
+        return do(task)
+
+    workers.function = fails
+    taught = dataclasses.replace(BOTH, name="taught", teacher=dataclasses.replace(BOTH, name="teacher", beginning=7))
+    experiment = dataclasses.replace(SMALL, variants=(BOTH, taught), seeds=(0,))
+    with pytest.raises(TrainingError, match="taught-0: pretraining: it knows nothing"):
+        carry_out(experiment, experiment.runs(), tmp_path / "out", device="cpu")
+    assert set(read(tmp_path / "out" / "small")) == {"both-0"}
+    unseeded = dataclasses.replace(SMALL, variants=(dataclasses.replace(taught, teacher=BOTH),))
+    with pytest.raises(RecipeError, match="the seed of its pretraining"):
+        unseeded.runs()
+
+
 def test_the_command_trains_on_the_training_split_and_nothing_else(nets, images, splits, tmp_path, monkeypatch, capsys):
     words = ["compress", MODEL, "--data", f"idx:{images}", "--pretrain", "--device", "cpu", "-o", "net.bayz"]
     settings = [word for setting in SETTINGS.split() for word in ("--set", setting)]

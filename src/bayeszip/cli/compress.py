@@ -162,6 +162,16 @@ def compress(
             rich_help_panel=_TRAINING,
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Learn from this network, where that is a better one: a .bayz file, module:factory, or "
+            "MODEL=FILE.safetensors. By default from MODEL as it comes.",
+            rich_help_panel=_TRAINING,
+            show_default=False,
+        ),
+    ] = None,
     hold_out: Annotated[
         bool,
         typer.Option(
@@ -215,6 +225,8 @@ def compress(
 
     `bayeszip compress lenet-5 --run runs/lenet-5 --resume -o net.bayz` (again and again, whatever ended it)
 
+    `bayeszip compress resnet-20 --recipe deep --data cifar10 --teacher resnet-20-4=big.safetensors -o net.bayz`
+
     `bayeszip compress nets:gpt --exclude head --strength "blocks.*=0.5" --dry-run`
 
     `accelerate launch --multi_gpu -m bayeszip compress lenet-5 -o net.bayz` (on all GPUs of this machine)
@@ -235,7 +247,7 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    way = _way(chosen, goal, further, metric, augment, mixed_precision)
+    way = _way(chosen, goal, further, metric, augment, mixed_precision, teacher)
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     _check_options(chosen, goal, way, hold_out, pretrain)
@@ -246,8 +258,8 @@ def compress(
     network = _network(model, seed, weights)
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
-        asked = {"recipe": chosen, "loss": judged_by, "metric": way["metric"], "rates": further, **goal}
-        _show_preview(network, loaders, target, pretrain, asked, as_json)
+        asked = {"recipe": chosen, "loss": judged_by, **{name: way[name] for name in ("metric", "rates", "teacher")}}
+        _show_preview(network, loaders, target, pretrain, {**asked, **goal}, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
@@ -295,12 +307,13 @@ def _way(
     metric: str | None,
     augment: str | None,
     mixed_precision: str | None,
+    teacher: str | None,
 ) -> dict[str, Any]:
     """What else it takes from text; typos, and what contradicts the goal, are refused before any work is done."""
     from bayeszip.ending import at_rates
     from bayeszip.fitting.augmentation import Augmentation
     from bayeszip.fitting.launch import known_precision
-    from bayeszip.loaders import named_metric
+    from bayeszip.loaders import load_teacher, named_metric
     from bayeszip.targets import Target
 
     at_rates(recipe, rates, Target.of(**goal))
@@ -311,6 +324,7 @@ def _way(
         "metric": None if metric is None else named_metric(metric),
         "augment": None if augment is None else Augmentation.parse(augment),
         "mixed_precision": known_precision(mixed_precision),
+        "teacher": None if teacher is None else load_teacher(teacher),
     }
 
 

@@ -69,6 +69,7 @@ from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
+from bayeszip.fitting.teacher import check_alike, in_words, known_teacher
 from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
@@ -139,6 +140,8 @@ class Compressor:
         loss: which kind of loss the loop has, by name or as it is: for `nats`, `distill` and the closing phase.
         example_inputs: the network's inputs, to trace it with, or a batch that holds them; `finalize` takes them too,
             but a recipe with `start_size`, such as `deep`, needs them here.
+        teacher: whose outputs `distill` and the closing phase imitate, where it is not `model` as it came: a larger or
+            better network with the same inputs and outputs. It is no part of `state_dict()`; give it again.
 
     Raises:
         ModelError: no layer can be compressed, or a tensor can't be worked with; names it.
@@ -156,6 +159,7 @@ class Compressor:
         total_steps: int | None = None,
         loss: str | Loss = F.cross_entropy,
         example_inputs: Any = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         self.recipe = named_recipe(recipe).scaled()
         _check_count("n_data", n_data)
@@ -165,10 +169,12 @@ class Compressor:
         self._likelihood, self._examples = Likelihood.of(loss), example_inputs
         self._began = time.perf_counter()
         _check_tensors(self.model)
-        self._teacher: nn.Module | None = None
-        if any(phase.distillation for phase in (*self.recipe.phases, self.recipe.closing)):
-            self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
-        settings = self.recipe
+        settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
+        examples = None if teacher is None or example_inputs is None else examples_from(self.model, example_inputs)
+        self._tutor = known_teacher(teacher, self.model, phases, examples)
+        self._original: nn.Module | None = None
+        if any(phase.distillation for phase in phases):
+            self._original = copy.deepcopy(self.model).eval().requires_grad_(False)
         if settings.start_size and example_inputs is not None:
             begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
         elif settings.start_size:
@@ -311,8 +317,13 @@ class Compressor:
         """The loss of a batch in nats per example, the unit of the regularizer; after `measure_noise`."""
         return self._likelihood(outputs, targets)
 
+    @property
+    def _teacher(self) -> nn.Module | None:
+        """Whom it learns from; None: the recipe asks nobody."""
+        return self._tutor or self._original
+
     def distill(self, loss: Tensor, outputs: Any, *inputs: Tensor, targets: Any = None) -> Tensor:
-        """Your loss of a batch, mixed with the imitation of the network as it was, where the phase asks for that.
+        """Your loss of a batch, mixed with the imitation of the teacher, where the phase asks for that.
 
         Args:
             loss: yours, of these outputs.
@@ -324,6 +335,8 @@ class Compressor:
             return loss
         with torch.no_grad():
             taught = predictions(called_with(teacher.to(loss.device), inputs))
+        if self._tutor is not None:
+            check_alike(taught, predictions(outputs))
         return self._course.blend(loss, outputs, taught, targets)
 
     def step(self) -> None:
@@ -396,7 +409,7 @@ class Compressor:
             "conditions": self._conditions(),
             "model": module_state(self.model) if model else None,
             "terms": {term.name: module_state(term) for term in self.terms},
-            "teacher": None if self._teacher is None else module_state(self._teacher),
+            "teacher": None if self._original is None else module_state(self._original),
             "noise": [self._likelihood.weight, self._likelihood.closeness],
         }
 
@@ -413,7 +426,7 @@ class Compressor:
         found = differences(state["conditions"], self._conditions())
         if found:
             raise CheckpointError("the state is of another compression:\n  " + "\n  ".join(found[:12]))
-        for module, held in ((self.model, state["model"]), (self._teacher, state["teacher"])):
+        for module, held in ((self.model, state["model"]), (self._original, state["teacher"])):
             if module is not None and held is not None:
                 load_module_state(module, held)
         for term in self.terms:
@@ -481,7 +494,7 @@ class Compressor:
         examples, judge = self._example_inputs(example_inputs), self._judge(val_loader, Metric.of(metric))
         self._finalized = True
         to_stock(self.model).eval()
-        before = Figures() if self._teacher is None else judge(self._teacher)
+        before = Figures() if self._original is None else judge(self._original)
         ending = Ending(
             self.model,
             examples,
@@ -541,6 +554,7 @@ class Compressor:
             history=(),
             target=None if max_bytes is None else str(Target(max_bytes=max_bytes)),
             strength=self.strength,
+            teacher=in_words(self._tutor),
             judge=judge,
             reach=self._reach(),
         )

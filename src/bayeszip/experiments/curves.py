@@ -143,8 +143,27 @@ WAYS: dict[str, Way] = {
         "with 9 components and a closing phase of 60 epochs",
     ),
     "joint": Way(
-        "quantization.together=true closing.epochs=60",
-        "with weights of a row that take values together, and a closing phase of 60 epochs",
+        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=45 mixture.components=33"
+        " quantization.together=true",
+        "with 0.7 of the epochs, 33 components, weights of a row that take values together, and a closing phase of 45",
+    ),
+    # The same by what there was before: for what the terms and stages beyond it are worth.
+    "bare": Way(
+        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=10 closing.rate_theta=0.001"
+        " mixture.components=33 mixture.seeding=quantiles quantization.together=true all.rate.tau=0 reassign=false",
+        "with 0.7 of the epochs, 33 components, weights of a row that take values together, no rate term, components"
+        " seeded at quantiles, and symbols that stay",
+    ),
+    "brief": Way(
+        "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
+        " quantization.together=true",
+        "with a quarter of the epochs, 33 components, and weights of a row that take values together",
+    ),
+    # What is left after the snap can only gain by a better teacher: its bytes are settled.
+    "tutored": Way(
+        "mixture.components=9 quantization.together=true vd.epochs=72 vd.rate_log_sigma2=0.0012 vd+sws.epochs=12"
+        " closing.epochs=60 closing.distillation=0.9 closing.distillation_temperature=4",
+        "with 9 components, and a closing phase of 60 epochs with distillation of 0.9",
     ),
     "fine": Way("mixture.components=49", "with 49 components"),
     "taught": Way(
@@ -177,7 +196,8 @@ class Curve:
         rates: weights of a bit, which the first seed's trainings are ended at beside 0; others at the headlines'.
         way: a name in `WAYS`, where it is not trained as its network's line says.
         whole: no images are held out for validation: settings are those of curves that had some.
-        one_beginning: all its seeds begin from the first one's pretrained network.
+        beginning: the seed whose pretrained network all its seeds begin from; None: each from its own.
+        teacher: a name in `NETWORKS`, whose pretrained network it learns from: that of the first seed of its kind.
         family: its seeds, of which it takes as many as its network has; where they are not those of its kind.
         first: the rate of a training's first ending, where each has but one: an ending costs a closing phase.
     """
@@ -189,7 +209,8 @@ class Curve:
     rates: tuple[float, ...] = ()
     way: str = ""
     whole: bool = False
-    one_beginning: bool = False
+    beginning: int | None = None
+    teacher: str = ""
     family: tuple[int, ...] = ()
     first: float = 0
 
@@ -201,8 +222,9 @@ class Curve:
     @property
     def manner(self) -> str:
         """How it is trained, in words."""
-        said = f"{'with' if self.augmented else 'without'} augmentation" + (", on all images" if self.whole else "")
-        return f"{said}, {self._way.meaning}" if self.way else said
+        said = [f"{'with' if self.augmented else 'without'} augmentation", "on all images" if self.whole else ""]
+        said += [self._way.meaning, f"taught by a {NETWORKS[self.teacher].title}" if self.teacher else ""]
+        return ", ".join(filter(None, said))
 
     @property
     def augment(self) -> str | None:
@@ -212,8 +234,11 @@ class Curve:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Those of its headlines; its other points have the first."""
-        family = self.family or (AFRESH if self.whole else UNTOUCHED)
-        return family[: NETWORKS[self.model].seeds]
+        return (self.family or self._kind)[: NETWORKS[self.model].seeds]
+
+    @property
+    def _kind(self) -> tuple[int, ...]:
+        return AFRESH if self.whole else UNTOUCHED
 
     @property
     def title(self) -> str:
@@ -238,8 +263,16 @@ class Curve:
             rates=self.rates,
             later_rates=tuple(rate for rate in quoted if rate != self.first),
             hold_out=not self.whole,
-            beginning=self.seeds[0] if self.one_beginning else None,
+            beginning=self.beginning,
+            teacher=self._teacher,
         )
+
+    @property
+    def _teacher(self) -> Variant | None:
+        if not self.teacher:
+            return None
+        teacher = variant_of(self.teacher, self.teacher, "", augmented=self.augmented, meaning="", seeds=())
+        return replace(teacher, hold_out=not self.whole, beginning=self._kind[0])
 
     def points(self) -> tuple[Point, ...]:
         """All that its trainings end in."""
@@ -304,7 +337,7 @@ CURVES: tuple[Curve, ...] = (
         ((4.5, 0), (9.2, 0)),
         way="narrow-settled",
         whole=True,
-        one_beginning=True,
+        beginning=LAST[0],
         family=LAST,
     ),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
@@ -313,15 +346,18 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES),
     Curve("resnet-20", True, (0.2,), ((0.2, 0.5), (0.2, 0.75)), _RATES, "fine"),
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
-    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="joint", family=LATER),
+    Curve("resnet-20", True, (0.27,), ((0.27, 0),), way="joint", beginning=0, family=LATER),
+    Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, family=LATER),
+    Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
-    Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="late", whole=True, one_beginning=True, first=0.25),
+    Curve("resnet-20-4", True, (0.18,), ((0.18, 0.25),), way="late", whole=True, beginning=AFRESH[0], first=0.25),
     Curve("vgg-16", True, (0.08,), ((0.08, 0.25), (0.08, 0.5)), _RATES, "coarse"),
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
-    Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, one_beginning=True),
+    Curve("vgg-16", True, (0.1,), ((0.1, 0),), way="brief", beginning=LATER[0], family=LATER),
+    Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, beginning=AFRESH[0]),
 )
 
 

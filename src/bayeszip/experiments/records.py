@@ -63,6 +63,7 @@ def record_of(run: Run, name: str, result: Result, figures: dict[str, Any]) -> R
         **quoted,
         **({} if offset_bits is None else {"paper_bytes": paper_size(result.compressed, offset_bits).bytes}),
         **whole,
+        **({} if run.teacher is None else {"teacher": run.teacher.variant.model}),
         **({} if precision is None else {"mixed_precision": precision}),
         **({} if run.variant.hold_out else {"hold_out": False}),
         "recipe": _sparse(result.fit.recipe),
@@ -175,8 +176,10 @@ def is_of(record: Record, run: Run) -> bool:
     variant = run.variant
     augment = None if variant.augment is None else str(Augmentation.parse(variant.augment))
     target = Target.of(max_bytes=variant.max_bytes, max_accuracy_drop=variant.max_accuracy_drop)
-    asked = (variant.model, run.seed, variant.hold_out, augment, variant.mixed_precision, target and str(target))
-    keys = ("augment", "mixed_precision", "target")
+    teacher = None if variant.teacher is None else variant.teacher.model
+    goal = None if target is None else str(target)
+    asked = (variant.model, run.seed, variant.hold_out, augment, teacher, variant.mixed_precision, goal)
+    keys = ("augment", "teacher", "mixed_precision", "target")
     told = (record["model"], record["seed"], record.get("hold_out", True), *map(record.get, keys))
     return told == asked and recipe_of(record) == run.endings.get(record["name"])
 

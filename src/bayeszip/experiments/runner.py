@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save
+from torch import nn
 
 from bayeszip.compressing import compress
 from bayeszip.devices import resolve_device
@@ -66,6 +68,14 @@ class Task:
         return self.folder.parent / "pretrained" / f"{variant.model}-{self.run.beginning}-{digest}.safetensors"
 
     @property
+    def beginnings(self) -> "list[Task]":
+        """The pretrainings that it needs: its own, and its teacher's."""
+        begun = [replace(self, pretraining=True)]
+        if self.run.teacher is not None:
+            begun.append(replace(self, run=self.run.teacher, pretraining=True))
+        return begun
+
+    @property
     def unfinished(self) -> Path:
         """Where its checkpoints are while it is trained."""
         name = self.weights.stem if self.pretraining else f"{self.folder.name}-{self.run.name}"
@@ -85,8 +95,7 @@ def do(task: Task) -> list[Record]:
     if task.pretraining:
         _pretrain(task, loaders, device)
         return []
-    network = build_seeded(variant.model, seed)
-    load_weights(network, task.weights)
+    network, *teachers = map(_pretrained, task.beginnings)
     result = compress(
         network,
         loaders.train,
@@ -102,6 +111,7 @@ def do(task: Task) -> list[Record]:
         resume=True,
         mixed_precision=variant.mixed_precision,
         augment=variant.augment,
+        teacher=teachers[0] if teachers else None,
     )
     endings = dict(zip(task.run.endings, (result, *result.others), strict=True))
     if task.run.sealed:
@@ -114,6 +124,13 @@ def do(task: Task) -> list[Record]:
         each.save(file_of(task.folder, name))
         records.append(record_of(task.run, name, each, figures))
     return records
+
+
+def _pretrained(task: Task) -> nn.Module:
+    """The network that a pretraining left."""
+    network = build_seeded(task.run.variant.model, task.run.seed)
+    load_weights(network, task.weights)
+    return network
 
 
 def _sizes(result: Result) -> dict[str, Any]:
@@ -210,8 +227,8 @@ def _epochs(run: Run) -> int:
 def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[Outcome]:
     """Pretraining first, once for those that begin alike; returns what failed."""
     beginnings: dict[Path, Task] = {}
-    for task in tasks:
-        beginnings.setdefault(task.weights, replace(task, pretraining=True))
+    for begun in chain.from_iterable(task.beginnings for task in tasks):
+        beginnings.setdefault(begun.weights, begun)
     lacking = [task for path, task in beginnings.items() if not path.exists()]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(
@@ -219,10 +236,13 @@ def _record(workers: Workers, tasks: Sequence[Task], console: Console) -> list[O
     ) as progress:
         failures = _follow(workers, lacking, progress, "pretraining")
         broken = {failure.task.weights: failure.error for failure in failures}
-        ready = [task for task in tasks if task.weights not in broken]
+        errors = [next(filter(None, (broken.get(each.weights) for each in task.beginnings)), None) for task in tasks]
+        ready = [task for task, error in zip(tasks, errors, strict=True) if error is None]
         failures = _follow(workers, ready, progress, tasks[0].folder.name)
     return failures + [
-        Outcome(task, error=f"pretraining: {broken[task.weights]}") for task in tasks if task.weights in broken
+        Outcome(task, error=f"pretraining: {error}")
+        for task, error in zip(tasks, errors, strict=True)
+        if error is not None
     ]
 
 

@@ -23,6 +23,7 @@ class Variant:
         augment: how images are changed in the compression, as `--augment` takes it.
         augment_before: the same in the pretraining.
         beginning: the seed whose pretrained network all seeds begin from; None: each from its own.
+        teacher: whose pretrained network it learns from, that of its `beginning`; None: it learns from its own.
         mixed_precision: as `--mixed-precision` takes it, in both.
         hold_out: as `--hold-out` says, in both.
         rates: further endings of its training, as `--rates` takes them.
@@ -41,6 +42,7 @@ class Variant:
     augment: str | None = None
     augment_before: str | None = None
     beginning: int | None = None
+    teacher: "Variant | None" = None
     mixed_precision: str | None = None
     hold_out: bool = True
     rates: tuple[float, ...] = ()
@@ -67,6 +69,8 @@ class Run:
     seed: int
     #: Takes part in a choice: the test set stays sealed, and no file is kept.
     sealed: bool
+    #: Of which only the pretraining is run: whom it learns from.
+    teacher: "Run | None" = None
 
     @property
     def beginning(self) -> int:
@@ -110,6 +114,7 @@ class Experiment:
                 _recipe_of(variant, epochs_scale),
                 seed,
                 self.sealed,
+                _teacher_of(variant, epochs_scale),
             )
             for variant in self.variants
             for seed in seeds or variant.seeds or self.seeds
@@ -124,6 +129,15 @@ def _recipe_of(variant: Variant, epochs_scale: float) -> Recipe:
     """What a variant is trained by. Its own scale, where it has one, and this one multiply."""
     settings = recipe(variant.recipe).override(*variant.settings.split())
     return settings.override(f"epochs_scale={settings.epochs_scale * epochs_scale}")
+
+
+def _teacher_of(variant: Variant, epochs_scale: float) -> Run | None:
+    teacher = variant.teacher
+    if teacher is None:
+        return None
+    if teacher.beginning is None:
+        raise RecipeError(f"{variant.name}: its teacher {teacher.name} has no beginning, the seed of its pretraining")
+    return Run(teacher.name, teacher, _recipe_of(teacher, epochs_scale), teacher.beginning, sealed=True)
 
 
 def named(name: str, only: str) -> bool:

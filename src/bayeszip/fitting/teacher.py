@@ -1,20 +1,27 @@
-"""The pretrained network as a teacher: what it says about each batch, for distillation."""
+"""Whom a network learns from, the pretrained one or a better one: what it says about each batch, for distillation."""
+
+import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from bayeszip.errors import ModelError, RecipeError
 from bayeszip.fitting.batches import Batch, Loader, called_with, running
-from bayeszip.fitting.outputs import predictions
+from bayeszip.fitting.outputs import predictions, shape_in_words
+from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.graph.storable import parameter_count, unwrapped
+from bayeszip.modes import evaluating
 
-__all__ = ["Teacher"]
+__all__ = ["Teacher", "check_alike", "in_words", "known_teacher"]
 
 #: Examples shown at once to a network that is not trained.
 ROWS_AT_ONCE = 1000
 
 
 class Teacher:
-    """What the pretrained network says: asked once for every row if batches say which rows they hold."""
+    """What a network says: asked once for every row if batches say which rows they hold."""
 
     @torch.no_grad()
     def __init__(self, network: nn.Module, loader: Loader) -> None:
@@ -49,3 +56,55 @@ def _by_batch(network: nn.Module) -> bool:
     """Whether what it says of an example depends on the others in the batch."""
     norms = (layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
     return any(layer.running_mean is None for layer in norms)
+
+
+@torch.no_grad()
+def known_teacher(
+    given: nn.Module | None, network: nn.Module, phases: Sequence[Phase], examples: Sequence[Tensor] | None
+) -> nn.Module | None:
+    """A copy of the teacher that a caller gave, where `network` is; None: there is none but the network as it came.
+
+    Args:
+        examples: inputs of `network`, to see that both say the same kind of thing; None: nobody has any yet.
+
+    Raises:
+        RecipeError: no phase would ask it, or it is no network.
+        ModelError: what it says can't be compared with what `network` says.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, nn.Module):
+        raise RecipeError(f"teacher must be a network, an nn.Module, not {given!r}")
+    if not any(phase.distillation for phase in phases):
+        raise RecipeError(
+            "no phase of the recipe asks a teacher; say how much of the loss is to be learnt from it, "
+            "all.distillation=0.5, or leave it out"
+        )
+    device = next(network.parameters()).device
+    teacher = copy.deepcopy(unwrapped(given)).to(device).eval().requires_grad_(False)
+    if examples is not None:
+        shown = tuple(tensor.to(device) for tensor in examples)
+        with running("the teacher"):
+            taught = predictions(teacher(*shown))
+        with evaluating(network):
+            check_alike(taught, predictions(network(*shown)))
+    return teacher
+
+
+def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
+    """Refuse a teacher that says something else than the network does to the same inputs.
+
+    Raises:
+        ModelError: states both.
+    """
+    if taught is None or own is None or taught.shape != own.shape:
+        said, wanted = ("several tensors" if each is None else shape_in_words(each) for each in (taught, own))
+        raise ModelError(
+            f"the teacher answers {said} where the network answers {wanted}; one that can be imitated has the same "
+            "inputs and outputs"
+        )
+
+
+def in_words(teacher: nn.Module | None) -> str | None:
+    """What a report says of it."""
+    return None if teacher is None else f"{type(teacher).__name__}, {parameter_count(teacher):,} parameters"
