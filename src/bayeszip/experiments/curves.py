@@ -138,10 +138,6 @@ WAYS: dict[str, Way] = {
         "with half of the epochs, and a closing phase of 45",
     ),
     "coarse": Way("mixture.components=9", "with 9 components"),
-    "coarse-settled": Way(
-        "mixture.components=9 vd+sws.epochs=12 closing.epochs=60",
-        "with 9 components and a closing phase of 60 epochs",
-    ),
     "joint": Way(
         "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=45 mixture.components=33"
         " quantization.together=true",
@@ -153,6 +149,11 @@ WAYS: dict[str, Way] = {
         " mixture.components=33 mixture.seeding=quantiles quantization.together=true all.rate.tau=0 reassign=false",
         "with 0.7 of the epochs, 33 components, weights of a row that take values together, no rate term, components"
         " seeded at quantiles, and symbols that stay",
+    ),
+    # What a bit weighs is told at the end alone, when weights that are left can move on.
+    "unpriced": Way(
+        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 all.rate.tau=0",
+        "with 0.7 of the epochs, and no rate term",
     ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
@@ -348,8 +349,8 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.27,), ((0.27, 0),), way="joint", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
+    Curve("resnet-20", True, (0.25,), ((0.25, 0.5), (0.25, 1)), _RATES, "unpriced", family=LATER),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
-    Curve("resnet-20", True, (0.24,), ((0.24, 0),), way="coarse-settled", whole=True, family=LATER),
     Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
     Curve("resnet-20-4", True, (0.2,), ((0.2, 0.25),), _RATES, "half"),
