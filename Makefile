@@ -26,7 +26,7 @@ compress: $(READY) ## Train, compress and evaluate LeNet-300-100 on MNIST, withi
 	$(BIN)/bayeszip evaluate $(MODEL).bayz --data mnist
 
 test: $(READY) ## Run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY) ## Check style, types and the order of imports
 	$(BIN)/ruff check .

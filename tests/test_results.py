@@ -32,7 +32,8 @@ def images_to_test(model):
         test = data.load_test(NETWORKS[model].data, mirrors=())
     except DataError:
         return None
-    return ResidentBatches(test.images, test.labels, 1000)
+    # What a batch of this size computes stays in a core's cache.
+    return ResidentBatches(test.images, test.labels, 250)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Curves: every point is what a user could type, and the plan holds what the pages promise."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
-from bayeszip.experiments.curves import AFRESH, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
+from bayeszip.experiments.curves import AFRESH, BEYOND, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
 from bayeszip.experiments.runner import Task
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
@@ -38,7 +39,8 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     # Those that are trained on all images, and those that were run later, have seeds that no other had shown.
     family = curve.family or (AFRESH if curve.whole else UNTOUCHED)
     assert {seed for variant in variants for seed in variant.seeds} <= set(family)
-    assert len({*range(10), *AFRESH, *UNTOUCHED, *LATER, *LAST}) == 10 + sum(map(len, (AFRESH, UNTOUCHED, LATER, LAST)))
+    families = (AFRESH, UNTOUCHED, LATER, LAST, BEYOND)
+    assert len({*range(10), *chain(*families)}) == 10 + sum(map(len, families))
     assert {variant.hold_out for variant in variants} == {not curve.whole}
 
 

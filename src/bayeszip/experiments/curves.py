@@ -12,6 +12,7 @@ from bayeszip.experiments.runs import Variant, at_rate
 __all__ = [
     "AFRESH",
     "AT_NO_RATE",
+    "BEYOND",
     "CURVES",
     "LAST",
     "LATER",
@@ -34,8 +35,8 @@ AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0 quantization.togeth
 UNTOUCHED = tuple(range(10, 15))
 #: Others, for networks that are trained on all images when the figures of the former have been seen.
 AFRESH = tuple(range(20, 25))
-#: Others again, for ways that were set when those figures had been seen too; and when these had.
-LATER, LAST = tuple(range(30, 35)), tuple(range(40, 45))
+#: Others again, for ways that were set when those figures had been seen too; and when these had; and those.
+LATER, LAST, BEYOND = (tuple(range(first, first + 5)) for first in (30, 40, 50))
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Way(NamedTuple):
 #: Switches the rate term on; and symbols that are free in the closing phase.
 PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
 _NARROW = "all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9"
+_SETTLED = "reassign=true closing.epochs=60 closing.rate_theta=0.003"
 WAYS: dict[str, Way] = {
     "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
@@ -117,8 +119,14 @@ WAYS: dict[str, Way] = {
     ),
     # A network of so few bytes learns nothing by heart; what it need not know of turned images it can spend otherwise.
     "narrow-settled": Way(
-        f"{_NARROW} reassign=true closing.epochs=60 closing.rate_theta=0.003",
+        f"{_NARROW} {_SETTLED}",
         "with the prior on units, 9 components, images that are only shifted, and symbols that are free in a closing"
+        " phase of 60 epochs",
+        augment="shift=1",
+    ),
+    "narrow-seven": Way(
+        f"{_NARROW} {_SETTLED} mixture.components=7",
+        "with the prior on units, 7 components, images that are only shifted, and symbols that are free in a closing"
         " phase of 60 epochs",
         augment="shift=1",
     ),
@@ -152,8 +160,8 @@ WAYS: dict[str, Way] = {
     ),
     # What a bit weighs is told at the end alone, when weights that are left can move on.
     "unpriced": Way(
-        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 all.rate.tau=0",
-        "with 0.7 of the epochs, and no rate term",
+        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=30 mixture.components=9 all.rate.tau=0",
+        "with 0.7 of the epochs, 9 components, no rate term, and a closing phase of 30 epochs",
     ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
@@ -341,6 +349,7 @@ CURVES: tuple[Curve, ...] = (
         beginning=LAST[0],
         family=LAST,
     ),
+    Curve("lenet-5", True, (8,), ((8, 0),), way="narrow-seven", whole=True, beginning=LAST[0], family=BEYOND),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
