@@ -522,7 +522,8 @@ class _Path:
     @property
     def teacher(self) -> nn.Module:
         """Whom it learns from."""
-        return self.training.data.teacher or self.original
+        given = self.training.data.teacher
+        return self.original if given is None else given
 
     def _gaussian(self, quality: Quality | None) -> tuple[nn.Module, Conversion]:
         """The network with Gaussian weights; a copy, if it may be needed again."""

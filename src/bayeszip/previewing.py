@@ -150,7 +150,9 @@ def preview(
         coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
         work = _Work.of(plan, target, len(further), clock.has_classes(original))
-        seconds += work.seconds(clock, network, original, tutor or original, ending) + work.files * coding
+        seconds += (
+            work.seconds(clock, network, original, original if tutor is None else tutor, ending) + work.files * coding
+        )
     return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(hardware), work.attempts)
 
 

@@ -320,7 +320,7 @@ class Compressor:
     @property
     def _teacher(self) -> nn.Module | None:
         """Whom it learns from; None: the recipe asks nobody."""
-        return self._tutor or self._original
+        return self._original if self._tutor is None else self._tutor
 
     def distill(self, loss: Tensor, outputs: Any, *inputs: Tensor, targets: Any = None) -> Tensor:
         """Your loss of a batch, mixed with the imitation of the teacher, where the phase asks for that.

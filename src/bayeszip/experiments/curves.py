@@ -168,7 +168,7 @@ WAYS: dict[str, Way] = {
         " quantization.together=true",
         "with a quarter of the epochs, 33 components, and weights of a row that take values together",
     ),
-    # What is left after the snap can only gain by a better teacher: its bytes are settled.
+    # A better teacher, most of all for what is left after the snap, whose bytes are settled. It did not help.
     "tutored": Way(
         "mixture.components=9 quantization.together=true vd.epochs=72 vd.rate_log_sigma2=0.0012 vd+sws.epochs=12"
         " closing.epochs=60 closing.distillation=0.9 closing.distillation_temperature=4",
@@ -358,7 +358,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.27,), ((0.27, 0),), way="joint", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
-    Curve("resnet-20", True, (0.25,), ((0.25, 0.5), (0.25, 1)), _RATES, "unpriced", family=LATER),
+    Curve("resnet-20", True, (0.25,), ((0.25, 0.25), (0.25, 0.5)), _RATES, "unpriced", family=LATER),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
