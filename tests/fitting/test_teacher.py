@@ -2,11 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 from bayeszip.fitting import Phase, ResidentBatches, fit
-from bayeszip.fitting.teacher import Teacher
+from bayeszip.fitting.teacher import Teacher, in_words, known_teacher
 
 
 def data():
@@ -60,3 +61,29 @@ def test_distillation_from_a_plain_loader_gives_the_same_training():
         trained.append(network.weight.detach())
     assert torch.allclose(*trained, atol=1e-6)
     assert not torch.allclose(trained[0], start.weight)
+
+
+class Weighted(nn.Module):
+    def forward(self, values, weights):
+        return (values * weights).sum(1)
+
+
+class Swapped(nn.Module):
+    def forward(self, weights, values):
+        return Weighted()(values, weights)
+
+
+class FromFile(nn.Module):
+    def forward(self, *inputs):
+        return Weighted()(*inputs)
+
+
+@pytest.mark.parametrize("kind", [Weighted, Swapped, FromFile])
+def test_a_teacher_is_given_named_inputs_by_name_or_in_the_networks_order(kind):
+    network = Weighted()
+    network.kept = nn.Parameter(torch.zeros(1))
+    values, weights = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
+    teacher = known_teacher(kind(), network, [Phase(distillation=0.5)], (values, weights))
+    for named in ({"values": values, "weights": weights}, {"weights": weights, "values": values}):
+        assert torch.equal(teacher(**named), network(values, weights))
+    assert in_words(teacher) == f"{kind.__name__}, 0 parameters"

@@ -1,7 +1,9 @@
 """Whom a network learns from, the pretrained one or a better one: what it says about each batch, for distillation."""
 
 import copy
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,15 +82,31 @@ def known_teacher(
             "no phase of the recipe asks a teacher; say how much of the loss is to be learnt from it, "
             "all.distillation=0.5, or leave it out"
         )
-    device = next(network.parameters()).device
-    teacher = copy.deepcopy(unwrapped(given)).to(device).eval().requires_grad_(False)
+    device, names = next(network.parameters()).device, list(inspect.signature(network.forward).parameters)
+    teacher = copy.deepcopy(unwrapped(given))
+    knows = inspect.signature(teacher.forward).parameters
+    if not any(name in knows for name in names):
+        teacher = _ByPlace(teacher, names)
+    teacher.to(device).eval().requires_grad_(False)
     if examples is not None:
         shown = tuple(tensor.to(device) for tensor in examples)
+        named = dict(zip(names, shown, strict=False))
         with running("the teacher"):
-            taught = predictions(teacher(*shown))
+            taught = predictions(called_with(teacher, named if named.keys() <= knows.keys() else shown))
         with evaluating(network):
             check_alike(taught, predictions(network(*shown)))
     return teacher
+
+
+class _ByPlace(nn.Module):
+    """A teacher that knows none of the network's names, as one from a file: it is given inputs in their order."""
+
+    def __init__(self, teacher: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.teacher, self._names = teacher, names
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.teacher(*inputs, *(named[name] for name in self._names if name in named))
 
 
 def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
@@ -107,4 +125,7 @@ def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
 
 def in_words(teacher: nn.Module | None) -> str | None:
     """What a report says of it."""
-    return None if teacher is None else f"{type(teacher).__name__}, {parameter_count(teacher):,} parameters"
+    if teacher is None:
+        return None
+    own = teacher.teacher if isinstance(teacher, _ByPlace) else teacher
+    return f"{type(own).__name__}, {parameter_count(own):,} parameters"
