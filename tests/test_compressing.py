@@ -631,6 +631,43 @@ def test_a_teacher_that_can_not_be_imitated_is_refused(teacher, settings, error,
         compress(mlp(), settings=QUICK.override(*settings), teacher=teacher)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer, self.head = nn.GRU(4, width, batch_first=True), nn.Linear(width, 3)
+
+    def forward(self, steps):
+        return self.head(self.layer(steps)[0][:, -1])
+
+
+class Attending(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 2 * width, batch_first=True)
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.first(tokens)).mean(1))
+
+
+class Normed(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Conv1d(3, width, 3), nn.BatchNorm1d(width), nn.Flatten(), nn.Linear(2 * width, 3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "teacher", "loss"),
+    [(Recurrent, Attending, "cross-entropy"), (Attending, Normed, "mse"), (Normed, Recurrent, "bce")],
+)
+def test_a_teacher_may_be_of_another_kind(kind, teacher, loss):
+    inputs, labels = blobs(128)
+    goals = labels if loss == "cross-entropy" else nn.functional.one_hot(labels, 3).float()
+    data = ResidentBatches(inputs.view(128, 3, 4), goals, 32)
+    settings = recipe("quick").override("epochs_scale=0.02", "mixture.components=9")
+    result = compress(kind(8), settings=settings, data=data, teacher=teacher(16), loss=loss)
+    assert result.fit.teacher.startswith(teacher.__name__)
+
+
 def test_a_run_is_not_taken_up_with_another_teacher(tmp_path):
     settings = QUICK.override("epochs_scale=0.01")
     compress(mlp(), settings=settings, teacher=Moved(), checkpoints=tmp_path)

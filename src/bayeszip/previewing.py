@@ -150,9 +150,7 @@ def preview(
         coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
         work = _Work.of(plan, target, len(further), clock.has_classes(original))
-        seconds += (
-            work.seconds(clock, network, original, original if tutor is None else tutor, ending) + work.files * coding
-        )
+        seconds += work.seconds(clock, network, original, tutor, ending) + work.files * coding
     return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(hardware), work.attempts)
 
 
@@ -198,12 +196,12 @@ class _Work:
         return cls(1, (1 + trials if trials else 1) + (0 if has_classes else finer) + further)
 
     def seconds(
-        self, clock: "_Clock", network: nn.Module, original: nn.Module, teacher: nn.Module, ending: Ending
+        self, clock: "_Clock", network: nn.Module, original: nn.Module, tutor: nn.Module | None, ending: Ending
     ) -> float:
         """That it takes, by the first steps of each phase."""
         plan = ending.settings
         phases, closing = [phase for phase in plan.phases if phase.epochs], plan.closing
-        starts = ending.starts(original)
+        starts, teacher = ending.starts(original), original if tutor is None else tutor
         taken = [clock.measure(network, phase, starts, teacher) for phase in phases]
         total = self.attempts * sum(taken)
         if not closing.epochs:
