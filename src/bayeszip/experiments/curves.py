@@ -106,6 +106,8 @@ class Way(NamedTuple):
 PRICED, _FREE = "all.rate.tau=0.5 vd.rate.ramp=0.2", "reassign=true closing.epochs=20"
 _NARROW = "all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9"
 _SETTLED = "reassign=true closing.epochs=60 closing.rate_theta=0.003"
+_SHORT = "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 quantization.together=true"
+_FORMER = "all.rate.tau=0 mixture.seeding=quantiles reassign=false closing.rate_theta=0.001"
 WAYS: dict[str, Way] = {
     "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
@@ -147,21 +149,25 @@ WAYS: dict[str, Way] = {
     ),
     "coarse": Way("mixture.components=9", "with 9 components"),
     "joint": Way(
-        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=45 mixture.components=33"
-        " quantization.together=true",
+        f"{_SHORT} closing.epochs=45 mixture.components=33",
         "with 0.7 of the epochs, 33 components, weights of a row that take values together, and a closing phase of 45",
     ),
     # The same by what there was before: for what the terms and stages beyond it are worth.
     "bare": Way(
-        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=10 closing.rate_theta=0.001"
-        " mixture.components=33 mixture.seeding=quantiles quantization.together=true all.rate.tau=0 reassign=false",
+        f"{_SHORT} {_FORMER} closing.epochs=10 mixture.components=33",
         "with 0.7 of the epochs, 33 components, weights of a row that take values together, no rate term, components"
         " seeded at quantiles, and symbols that stay",
     ),
-    # What a bit weighs is told at the end alone, when weights that are left can move on.
-    "unpriced": Way(
-        "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 closing.epochs=30 mixture.components=9 all.rate.tau=0",
-        "with 0.7 of the epochs, 9 components, no rate term, and a closing phase of 30 epochs",
+    # The recipe, a little shorter, with and without what there was not before: else all is equal.
+    "equal": Way(_SHORT, "with two thirds of the epochs, and weights of a row that take values together"),
+    "former": Way(
+        f"{_SHORT} {_FORMER}",
+        "with two thirds of the epochs, weights of a row that take values together, no rate term, components seeded at"
+        " quantiles, and symbols that stay",
+    ),
+    "seven": Way(
+        f"{_SHORT} mixture.components=7",
+        "with two thirds of the epochs, 7 components, and weights of a row that take values together",
     ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
@@ -358,7 +364,18 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
     Curve("resnet-20", True, (0.27,), ((0.27, 0),), way="joint", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
-    Curve("resnet-20", True, (0.25,), ((0.25, 0.25), (0.25, 0.5)), _RATES, "unpriced", family=LATER),
+    Curve("resnet-20", True, (0.22,), ((0.22, 0), (0.22, 0.25)), (0.25,), "equal", whole=True, family=LATER),
+    Curve("resnet-20", True, (0.25, 0.5), ((0.25, 0), (0.5, 0)), way="former", whole=True, family=LATER),
+    Curve(
+        "resnet-20",
+        True,
+        (0.2, 0.28),
+        ((0.2, 0.25), (0.28, 0.25)),
+        way="seven",
+        whole=True,
+        first=0.25,
+        family=LATER,
+    ),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
