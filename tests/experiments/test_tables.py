@@ -1,7 +1,10 @@
 """Tables: intervals, steps of accuracy, fronts."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bayeszip.experiments.runs import parse_seeds
 from bayeszip.experiments.tables import STUDENT_T, Grid, front, mean_of, paper_table, with_interval
@@ -12,6 +15,16 @@ def test_an_interval_holds_the_mean_in_95_of_100_cases():
     half = np.array([float(with_interval(list(row), ".6f").split(" ± ")[1]) for row in values])
     assert np.mean(np.abs(values.mean(axis=1)) <= half) == pytest.approx(0.95, abs=0.006)
     assert with_interval([3.0], ".1f") == "3.0"
+
+
+def test_a_terminal_shows_what_markdown_tells():
+    table = Grid(("recipe", "bytes"), (("`vd`", "**1,000**"), ("[deep]", "2,000"))).terminal()
+    written = io.StringIO()
+    Console(file=written, force_terminal=True, width=40, no_color=True).print(table)
+    told = written.getvalue()
+    assert "\x1b[1m1,000" in told
+    assert "[deep]" in told
+    assert not set("*`") & set(told)
 
 
 def test_quantiles_are_student_s():

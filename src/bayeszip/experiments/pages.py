@@ -118,11 +118,11 @@ def _networks(records: Sequence[Record]) -> str:
     if not records:
         return ""
     lines = (
-        "Accuracy of decoded files on the test set, and whole files; means over seeds. Before: the pretrained",
-        "networks. Of each network the rows that no other beats in both size and accuracy on validation images, where",
-        "they are a good deal smaller than a more accurate one, and those that were trained on all images, so that",
-        "none were left to judge by; [RESULTS.md](RESULTS.md) has every point, and says what had been seen when a",
-        "strength was chosen, and which rows are of settings that a recipe does not have.",
+        "Accuracy of decoded files on the test set, and whole files: means over seeds. Before: the network as it came.",
+        "Runs: `bayeszip reproduce frontier --only RUNS` says how they were trained, and `--again DIR` trains them.",
+        "Of each network there are the rows that no other beats in both size and accuracy on validation images, a good",
+        "deal smaller than a more accurate one, and all that were trained on all images (`whole`), where none are left",
+        "to judge by. [RESULTS.md](RESULTS.md) has every point, and what had been seen when a strength was chosen.",
         "",
         _markdown([headline_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rich.table import Table
+from rich.text import Text
 
 from bayeszip.experiments.curves import CURVES, NETWORKS, Curve, Point
 from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
@@ -65,8 +66,13 @@ class Grid:
         for number, name in enumerate(self.head):
             table.add_column(name, justify="right" if number else "left", header_style="dim")
         for row in self.rows:
-            table.add_row(*(cell.replace("`", "") for cell in row))
+            table.add_row(*map(_on_terminal, row))
         return table
+
+
+def _on_terminal(cell: str) -> Text:
+    """A cell as it looks on a page: what Markdown says of it is shown instead of told."""
+    return Text(cell.strip("*").replace("`", ""), style="bold" if cell.startswith("**") else "")
 
 
 def with_interval(values: Sequence[float], form: str) -> str:
@@ -266,24 +272,24 @@ def frontier_table(records: Records) -> list[Grid]:
 def headline_table(records: Records) -> Grid:
     """The points that the curves are quoted by; of each network, with augmentation and without, those of the front
     that lie apart."""
-    figures = ("seeds", "before, %", "test accuracy, %", "whole file, bytes", "times smaller")
+    head = ("network", "test accuracy, %", "before, %", "whole file, bytes", "times smaller", "seeds", "runs")
     rows: list[tuple[str, ...]] = []
     for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented, curve.whole)):
         told = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
         held = [headline for headline in told if headline is not None]
         complete = [headline for headline in held if headline["complete"]]
         rows += [headline["row"] for headline in _apart(front(complete or held))]
-    return Grid(("network", "trained", "τ₁", "weight of a bit", *figures), tuple(rows))
+    return Grid(head, tuple(rows))
 
 
 def _headline(curve: Curve, point: Point, group: Records) -> Record | None:
     """A point's row with the means that it is judged by, if it is a headline, and whether all its seeds were run."""
     if not point.is_headline:
         return None
-    names = (NETWORKS[curve.model].title, curve.manner, f"{point.strength:g}", f"{point.rate:g}", _seeds(group))
-    figures = (_percent(group, "accuracy_before"), _percent(group, "accuracy"), _bytes(group), _ratio(group))
+    figures = (_percent(group, "accuracy"), _percent(group, "accuracy_before"), _bytes(group), _ratio(group))
     means = {name: mean_of(group, name) for name in ("bytes", "validation_accuracy")}
-    return {**means, "complete": len(group) == len(curve.seeds), "row": (*names, *figures)}
+    row = (NETWORKS[curve.model].title, *figures, _seeds(group), f"`{point.name}`")
+    return {**means, "complete": len(group) == len(curve.seeds), "row": row}
 
 
 def _apart(best: Sequence[Record]) -> list[Record]:
