@@ -8,7 +8,7 @@ import pytest
 
 from bayeszip import data, models
 from bayeszip.experiments import EXPERIMENTS
-from bayeszip.experiments.curves import AFRESH, BEYOND, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
+from bayeszip.experiments.curves import AFRESH, AIMS, BEYOND, CURVES, LAST, LATER, NETWORKS, UNTOUCHED, Curve, curve_of
 from bayeszip.experiments.runner import Task
 from bayeszip.experiments.runs import Experiment
 from bayeszip.fitting.augmentation import Augmentation
@@ -42,6 +42,12 @@ def test_a_curve_has_six_points_and_headlines_with_seeds_that_nobody_chose_on(cu
     families = (AFRESH, UNTOUCHED, LATER, LAST, BEYOND)
     assert len({*range(10), *chain(*families)}) == 10 + sum(map(len, families))
     assert {variant.hold_out for variant in variants} == {not curve.whole}
+
+
+def test_aims_are_of_headlines_that_are_planned_with_all_seeds():
+    headlines = {point.name for curve in CURVES for point in curve.points() if point.is_headline}
+    assert {aim.runs for aim in AIMS} <= headlines
+    assert all(bool(aim.ratio) != bool(aim.bytes) for aim in AIMS)
 
 
 def test_runs_of_a_curve_begin_alike_and_differ_in_strength():

@@ -11,7 +11,7 @@ from bayeszip.experiments.pages import PAGES, rendered
 from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
 from bayeszip.experiments.pictures import Point, _draw_curve, _draw_network, _heights, _point, draw_networks, draw_parts
 from bayeszip.experiments.runs import at_rate
-from bayeszip.experiments.tables import frontier_table, headline_table
+from bayeszip.experiments.tables import aims_table, frontier_table
 from bayeszip.report.quoted import quoted_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,45 +165,15 @@ def test_the_table_of_a_curve_begins_with_its_smallest_file_and_shows_headlines(
     bold = [row for row in grid.rows if row[0].startswith("**")]
     assert [row[2] for row in bold] == ["**10–12**"] * len(bold) != []
     assert all("±" in row[3] for row in bold)
-    headlines = headline_table(records).rows
-    (curve,) = (curve for curve in CURVES if curve.name == "vgg-16-augmented-coarse")
-    possible = {f"`{point.name}`" for point in curve.points() if point.is_headline}
-    assert set() != {headline[-1] for headline in headlines} <= possible
-    assert {(headline[0], headline[2], headline[-2]) for headline in headlines} == {("VGG-16", "95.00 ± 0.00", "10–12")}
 
 
-def quoted(records):
-    """The runs that the README's table has, without their network."""
-    return [row[-1].strip("`").removeprefix("vgg-16-augmented-") for row in headline_table(records).rows]
-
-
-def fine_ones(records):
-    return [name for name in quoted(records) if "-fine-" in name]
-
-
-def test_headlines_that_are_hardly_smaller_or_lack_seeds_are_not_quoted():
-    figures = {("coarse", 0.25): (1000, 0.9), ("coarse", 0.5): (950, 0.89), ("shorter", 0.5): (500, 0.95)}
-    records = [
-        dict(record, bytes=size, validation_accuracy=accuracy)
-        for record in made_up("vgg-16")
-        for (way, rate), (size, accuracy) in figures.items()
-        if f"-{way}-" in record["name"] and record["name"].endswith(f"-rate={rate:g}-{record['seed']}")
-    ]
-    assert quoted(records) == ["shorter-tau1=0.1-rate=0.5"]
-    one_seed = [record for record in records if "-shorter-" not in record["name"] or record["seed"] == 10]
-    assert quoted(one_seed) == ["coarse-tau1=0.08-rate=0.25"]
-    farther = [dict(record, bytes=800) if record["bytes"] == 950 else record for record in one_seed]
-    assert quoted(farther) == ["coarse-tau1=0.08-rate=0.5", "coarse-tau1=0.08-rate=0.25"]
-
-
-def test_headlines_that_another_way_of_training_beats_are_not_quoted():
-    records = made_up("resnet-20")
-    assert fine_ones(records)
-    worse = [dict(record, bytes=10**6, validation_accuracy=0.5) for record in records if "-fine-" in record["name"]]
-    better = [record for record in records if "-fine-" not in record["name"]]
-    assert worse
-    assert quoted(better + worse)
-    assert not fine_ones(better + worse)
+def test_the_table_of_aims_tells_what_runs_came_to():
+    records = [record for model in ("vgg-16", "resnet-8") for record in made_up(model)]
+    first, second = aims_table(records).rows
+    assert first[:2] == ("ResNet-8", "86 % in 12,000 bytes")
+    assert second[:2] == ("VGG-16", "92 % in 60,000 bytes")
+    assert second[3] == "95.00 ± 0.00"
+    assert second[-2:] == ("10–12", "`vgg-16-augmented-whole-tau1=0.11`")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from bayeszip.experiments.runs import Variant, at_rate
 
 __all__ = [
     "AFRESH",
+    "AIMS",
     "AT_NO_RATE",
     "BEYOND",
     "CURVES",
@@ -20,6 +21,7 @@ __all__ = [
     "PRICED",
     "UNTOUCHED",
     "WAYS",
+    "Aim",
     "Curve",
     "Network",
     "Point",
@@ -385,6 +387,35 @@ CURVES: tuple[Curve, ...] = (
     Curve("vgg-16", True, (0.1, 0.2), ((0.1, 0.5),), _RATES, "shorter"),
     Curve("vgg-16", True, (0.1,), ((0.1, 0),), way="brief", beginning=LATER[0], family=LATER),
     Curve("vgg-16", True, (0.11,), ((0.11, 0),), whole=True, beginning=AFRESH[0]),
+)
+
+
+class Aim(NamedTuple):
+    """What runs were to reach, said before they were made: accuracy in %, and times smaller, or else bytes.
+
+    `runs` is their name without the seed.
+    """
+
+    runs: str
+    accuracy: float
+    ratio: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:g} % " + (f"at {self.ratio:,} times" if self.ratio else f"in {self.bytes:,} bytes")
+
+
+#: For each aim the runs that were made for it last.
+AIMS: tuple[Aim, ...] = (
+    Aim("lenet-300-100-priced-free-whole-tau1=0.35-rate=1", 98.24, ratio=320),
+    Aim("lenet-300-100-augmented-free-tau1=2.5-rate=0.5", 98.24, ratio=500),
+    Aim("lenet-5-priced-free-tau1=0.7-rate=1", 99.14, ratio=1000),
+    Aim("lenet-5-augmented-narrow-settled-whole-tau1=4.5", 99.14, ratio=1700),
+    Aim("lenet-5-augmented-narrow-settled-whole-tau1=9.2", 99.0, ratio=2300),
+    Aim("resnet-8-augmented-tau1=0.12-rate=0.5", 86.0, bytes=12_000),
+    Aim("resnet-20-augmented-tau1=0.2-rate=0.25", 90.5, bytes=25_000),
+    Aim("resnet-20-4-augmented-late-whole-tau1=0.18-rate=0.25", 92.0, bytes=45_000),
+    Aim("vgg-16-augmented-whole-tau1=0.11", 92.0, bytes=60_000),
 )
 
 

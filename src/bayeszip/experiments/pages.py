@@ -11,7 +11,7 @@ from bayeszip.experiments.curves import NETWORKS
 from bayeszip.experiments.measurements import epochs_table, latency_table
 from bayeszip.experiments.pictures import draw_figure, draw_networks, draw_parts, draw_sizes
 from bayeszip.experiments.records import Record, read
-from bayeszip.experiments.tables import TABLES, Grid, front, headline_table, short_table
+from bayeszip.experiments.tables import TABLES, Grid, aims_table, front, short_table
 from bayeszip.files import write_atomically
 from bayeszip.report.quoted import quoted_for
 
@@ -114,17 +114,18 @@ def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
 
 
 def _networks(records: Sequence[Record]) -> str:
-    """The headlines, and all curves in one picture."""
+    """The aims, and all curves in one picture."""
     if not records:
         return ""
     lines = (
-        "Accuracy of decoded files on the test set, and whole files: means over seeds. Before: the network as it came.",
-        "Runs: `bayeszip reproduce frontier --only RUNS` says how they were trained, and `--again DIR` trains them.",
-        "Of each network there are the rows that no other beats in both size and accuracy on validation images, a good",
-        "deal smaller than a more accurate one, and all that were trained on all images (`whole`), where none are left",
-        "to judge by. [RESULTS.md](RESULTS.md) has every point, and what had been seen when a strength was chosen.",
+        "Accuracy of decoded files on the test set, and whole files: means over seeds with their 95 % confidence",
+        "intervals, of the last runs that were made for each aim. Before: the networks as they came (± 0.00: the seeds",
+        "began from one). `bayeszip reproduce frontier --only RUNS` tells how they were trained, `--again DIR` trains",
+        "them; most have settings of their own, or further epochs, beside a recipe's. [RESULTS.md](RESULTS.md) has all",
+        "other runs, and what had been seen when strengths were chosen; those of `whole` were trained without images",
+        "held out.",
         "",
-        _markdown([headline_table(records)]),
+        _markdown([aims_table(records)]),
         "![Accuracy against size of networks](docs/frontier.svg)",
     )
     return "\n".join(lines)

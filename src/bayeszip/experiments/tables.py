@@ -7,12 +7,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
 
-from bayeszip.experiments.curves import CURVES, NETWORKS, Curve, Point
+from bayeszip.experiments.curves import AIMS, CURVES, NETWORKS, Curve, Point
 from bayeszip.experiments.parts import ABLATED, PARTS, SNAP
 from bayeszip.experiments.plan import EXPERIMENTS, METHODS
 from bayeszip.experiments.records import Record, recipe_of
@@ -22,9 +21,9 @@ __all__ = [
     "PRINTED",
     "TABLES",
     "Grid",
+    "aims_table",
     "curve_groups",
     "front",
-    "headline_table",
     "mean_of",
     "part_group",
     "short_table",
@@ -40,9 +39,6 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 #: 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; beyond them the normal distribution's, 1.96.
 STUDENT_T: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 STUDENT_T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
-
-#: Rows of the README are smaller than a more accurate one by this share at least.
-APART = 0.12
 
 Records = Sequence[Record]
 
@@ -269,41 +265,15 @@ def frontier_table(records: Records) -> list[Grid]:
     return grids
 
 
-def headline_table(records: Records) -> Grid:
-    """The points that the curves are quoted by; of each network, with augmentation and without, those of the front
-    that lie apart."""
-    head = ("network", "test accuracy, %", "before, %", "whole file, bytes", "times smaller", "seeds", "runs")
-    rows: list[tuple[str, ...]] = []
-    for _, curves in groupby(CURVES, lambda curve: (curve.model, curve.augmented, curve.whole)):
-        told = [_headline(curve, *found) for curve in curves for found in curve_groups(records, curve)]
-        held = [headline for headline in told if headline is not None]
-        complete = [headline for headline in held if headline["complete"]]
-        rows += [headline["row"] for headline in _apart(front(complete or held))]
-    return Grid(head, tuple(rows))
-
-
-def _headline(curve: Curve, point: Point, group: Records) -> Record | None:
-    """A point's row with the means that it is judged by, if it is a headline, and whether all its seeds were run."""
-    if not point.is_headline:
-        return None
-    figures = (_percent(group, "accuracy"), _percent(group, "accuracy_before"), _bytes(group), _ratio(group))
-    means = {name: mean_of(group, name) for name in ("bytes", "validation_accuracy")}
-    row = (NETWORKS[curve.model].title, *figures, _seeds(group), f"`{point.name}`")
-    return {**means, "complete": len(group) == len(curve.seeds), "row": row}
-
-
-def _apart(best: Sequence[Record]) -> list[Record]:
-    """Of a front, from its most accurate down, what is a good deal smaller than the last that was taken.
-
-    Where no images were held out nothing tells which are more accurate, and all of them are there.
-    """
-    if any(record["validation_accuracy"] is None for record in best):
-        return list(best)
-    taken: list[Record] = []
-    for record in reversed(best):
-        if not taken or record["bytes"] <= (1 - APART) * taken[-1]["bytes"]:
-            taken.append(record)
-    return taken[::-1]
+def aims_table(records: Records) -> Grid:
+    """What was aimed at, and what the runs for it came to."""
+    figures = ("test accuracy, %", "before, %", "whole file, bytes", "times smaller")
+    rows = []
+    for aim in AIMS:
+        if group := _group(records, aim.runs):
+            came_to = (_percent(group, "accuracy"), _percent(group, "accuracy_before"), _bytes(group), _ratio(group))
+            rows.append((NETWORKS[group[0]["model"]].title, str(aim), *came_to, _seeds(group), f"`{aim.runs}`"))
+    return Grid(("network", "aim", *figures, "seeds", "runs"), tuple(rows))
 
 
 def mean_of(group: Records, name: str) -> float | None:
