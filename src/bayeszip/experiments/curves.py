@@ -152,24 +152,29 @@ WAYS: dict[str, Way] = {
     "coarse": Way("mixture.components=9", "with 9 components"),
     "joint": Way(
         f"{_SHORT} closing.epochs=45 mixture.components=33",
-        "with 0.7 of the epochs, 33 components, weights of a row that take values together, and a closing phase of 45",
+        "with 60 + 12 epochs with noise, 33 components, weights of a row that take values together, and a closing phase"
+        " of 45",
     ),
     # The same by what there was before: for what the terms and stages beyond it are worth.
     "bare": Way(
         f"{_SHORT} {_FORMER} closing.epochs=10 mixture.components=33",
-        "with 0.7 of the epochs, 33 components, weights of a row that take values together, no rate term, components"
-        " seeded at quantiles, and symbols that stay",
+        "with 60 + 12 epochs with noise, 33 components, weights of a row that take values together, no rate term,"
+        " components seeded at quantiles, and symbols that stay in a closing phase of 10",
     ),
-    # The recipe, a little shorter, with and without what there was not before: else all is equal.
-    "equal": Way(_SHORT, "with two thirds of the epochs, and weights of a row that take values together"),
+    # The recipe, a little shorter, with and without what there was not before: else all is equal, but for the closing
+    # rate that goes with it.
+    "equal": Way(
+        _SHORT,
+        "with 60 + 12 epochs with noise, and weights of a row that take values together where a bit weighs nothing",
+    ),
     "former": Way(
         f"{_SHORT} {_FORMER}",
-        "with two thirds of the epochs, weights of a row that take values together, no rate term, components seeded at"
+        "with 60 + 12 epochs with noise, weights of a row that take values together, no rate term, components seeded at"
         " quantiles, and symbols that stay",
     ),
     "seven": Way(
         f"{_SHORT} mixture.components=7",
-        "with two thirds of the epochs, 7 components, and weights of a row that take values together",
+        "with 60 + 12 epochs with noise, and 7 components",
     ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"

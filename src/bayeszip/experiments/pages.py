@@ -103,7 +103,7 @@ def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
         if own:
             parts.append(f"![Accuracy against size of {network.title}](docs/frontier-{model}.svg)\n")
             parts.append(_markdown(TABLES["frontier"](own)))
-            others = front(row for row in peer if row["model"] == model)
+            others = front((row for row in peer if row["model"] == model), by="accuracy")
             rows = tuple(
                 (f"{row['qp']}", f"{row['nonweight_qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}")
                 for row in others

@@ -142,7 +142,8 @@ def _draw_network(axes: Axes, model: str, records: Records, peer: Sequence[Mappi
         said = "with" if augmented else "without"
         axes.plot([], [], "-o", color=OURS[augmented], label=f"bayeszip, {said} augmentation")
         axes.axhline(accuracy, color=OURS[augmented], linestyle=":")
-    others = [(row["bytes"], 100 * row["accuracy"]) for row in front(dict(r) for r in peer if r["model"] == model)]
+    best = front((dict(row) for row in peer if row["model"] == model), by="accuracy")
+    others = [(row["bytes"], 100 * row["accuracy"]) for row in best]
     if others:
         axes.plot(*zip(*others, strict=True), "-s", color=PEER, markersize=4, label="NNCodec, pretrained network")
         sizes += [size for size, accuracy in others if accuracy > lowest]

@@ -301,17 +301,18 @@ TABLES: dict[str, Callable[[Records], list[Grid]]] = {
 }
 
 
-def front(records: Iterable[Record]) -> list[Record]:
+def front(records: Iterable[Record], by: str = "validation_accuracy") -> list[Record]:
     """The runs that no other beats in both size and accuracy on validation images, smallest first.
 
-    Where no images were held out nothing tells which are beaten, and all of them are there.
+    Where no images were held out nothing tells which are beaten, and all of them are there. Others' files may be
+    judged `by` their test accuracy, which can only be kind to them.
     """
-    held = sorted(records, key=lambda record: (record["bytes"], -(record["validation_accuracy"] or 0.0)))
-    if any(record["validation_accuracy"] is None for record in held):
+    held = sorted(records, key=lambda record: (record["bytes"], -(record[by] or 0.0)))
+    if any(record[by] is None for record in held):
         return held
     best: list[Record] = []
     for record in held:
-        if not best or record["validation_accuracy"] > best[-1]["validation_accuracy"]:
+        if not best or record[by] > best[-1][by]:
             best.append(record)
     return best
 
