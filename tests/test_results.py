@@ -37,7 +37,7 @@ def images_to_test(model):
 
 
 def is_judged(experiment, record):
-    """Whether all test images are shown to a file: of the parts, whose tables compare means, to one seed of each row."""
+    """Whether a file is shown all test images: of the parts, whose tables compare means, one seed of each row is."""
     alike = (other["seed"] for other in HELD[experiment].values() if other["recipe"] == record["recipe"])
     return experiment != "parts" or record["seed"] == min(alike)
 

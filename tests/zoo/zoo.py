@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["KINDS", "Kind", "add", "allowed", "trained"]
+__all__ = ["KINDS", "Kind", "add", "allowed", "stated_bytes", "trained"]
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "tasks.md"
 
@@ -111,6 +111,15 @@ def allowed(name: str) -> tuple[str, float]:
     if row is None:
         raise AssertionError(f"{GUIDE.name} has no row for {name}")
     return row[2], float(row[1])
+
+
+def stated_bytes(name: str) -> tuple[int, int]:
+    """What the guide's table says of a kind's files: by `pack`, and compressed."""
+    figures = r"([\d,]+) B \| ([\d,]+) B \| [\d.]+(?: %)? \|"
+    row = re.search(rf"^\| {re.escape(name)} \|.*? \| {figures}", GUIDE.read_text("utf-8"), re.M)
+    if row is None:
+        raise AssertionError(f"{GUIDE.name} has no row for {name}")
+    return int(row[1].replace(",", "")), int(row[2].replace(",", ""))
 
 
 def _rows(part: Any, start: int, size: int) -> Any:
