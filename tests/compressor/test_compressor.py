@@ -9,7 +9,7 @@ from torch import nn
 
 import bayeszip
 from bayeszip.compressor import Compressor
-from bayeszip.errors import CheckpointError, ModelError, RecipeError, TargetError, TrainingError
+from bayeszip.errors import CheckpointError, DataError, ModelError, RecipeError, TargetError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
 from bayeszip.recipe import recipe
@@ -369,6 +369,55 @@ def test_misuse_is_named(model):
     for call in (compressor.regularizer, compressor.step, compressor.stats, compressor.state_dict, compressor.finalize):
         with pytest.raises(TrainingError, match="after finalize"):
             call()
+
+
+class Failing:
+    """Batches of a disk that is soon gone."""
+
+    n_examples = N
+
+    def __iter__(self):
+        yield from in_order()[:2]
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_bytes": 5}, TargetError),
+        ({"train_loader": Failing(), "loss": lambda outputs, targets: 0 * outputs.sum()}, DataError),
+        ({"val_loader": Failing()}, DataError),
+    ],
+    ids=["target", "training data", "validation data"],
+)
+def test_an_ending_that_fails_costs_nothing(options, error):
+    """Neither the network nor its variances are touched, and the next call gives what the first would have."""
+    endings = []
+    for fails in (False, True):
+        network = nn.Sequential(*normed(), nn.Linear(3, 3), nn.Linear(3, 3))
+        network[5].weight = network[4].weight
+        compressor = compressor_of(network, SHORT.override("closing.epochs=1"), total_steps=2)
+        torch.manual_seed(1)
+        train(compressor, network)
+        before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        if fails:
+            with pytest.raises(error):
+                compressor.finalize(example_inputs=(blobs()[0][:2],), **options)
+            assert type(network[0]) is VariationalLinear
+            after = network.state_dict()
+            assert after.keys() == before.keys()
+            assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+            assert compressor.stats().progress == 1
+        torch.manual_seed(2)
+        result = compressor.finalize(example_inputs=(blobs()[0][:2],), train_loader=in_order(), max_bytes=400)
+        endings.append((result.blob, network))
+    (expected, other), (blob, network) = endings
+    assert blob == expected
+    assert type(network[0]) is nn.Linear
+    assert network[5].weight is network[4].weight
+    assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
+    x = blobs(seed=2)[0]
+    assert torch.allclose(network(x), result.model(x), atol=0.01)
 
 
 def test_what_is_not_finite_is_named(model):

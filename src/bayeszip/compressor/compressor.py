@@ -453,8 +453,8 @@ class Compressor:
     ) -> Result:
         """Quantize the network, drop what is dead, prove that it computes the same, and code it.
 
-        The model is plain again afterwards, its weights at their shared values, and this object is used up. Where
-        several ranks train, one is enough.
+        The model is plain again afterwards, its weights at their shared values, and this object is used up; where it
+        fails, both are as they were, and it can be called anew. Where several ranks train, one is enough.
 
         Args:
             example_inputs: the network's inputs, to trace it with, or a batch that holds them; without, the file holds
@@ -481,39 +481,51 @@ class Compressor:
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
             if loader is not None:
                 checked_loader(loader, name)
-        if loss is not None:
-            self._likelihood = Likelihood.of(loss)
         if self.recipe.quantization.rate_trials:
             check_trials(val_loader, budget)
         if self.recipe.quantization.curvature:
             check_curvature(train_loader, budget, (self.recipe.quantization.rate,))
         self._check_finite()
-        posterior = Posterior.of(self.model, self._trained_terms())
-        how = self.recipe.quantization_of(posterior)
-        # First what can be refused: from then on this object is used up.
-        examples, judge = self._example_inputs(example_inputs), self._judge(val_loader, Metric.of(metric))
+        judge = Judge(self._likelihood if loss is None else Likelihood.of(loss), Metric.of(metric))
+        # On a copy: what fails half way, at a target or in somebody's data, is not to cost the training.
+        network = to_stock(copy.deepcopy(self.model)).eval()
+        result = self._ended(network, self._example_inputs(example_inputs), train_loader, val_loader, judge, budget)
+        load_module_state(to_stock(self.model).eval(), module_state(network))
         self._finalized = True
-        to_stock(self.model).eval()
-        before = Figures() if self._original is None else judge(self._original)
+        return result
+
+    def _ended(
+        self,
+        network: nn.Module,
+        examples: tuple[Tensor, ...] | None,
+        train_loader: Loader | None,
+        val_loader: Loader | None,
+        judge: Judge,
+        budget: int | None,
+    ) -> Result:
+        """The file; `network`, the model as a plain one, takes its weights."""
+        posterior = Posterior.of(self.model, self._trained_terms())
+        how, judged = self.recipe.quantization_of(posterior), self._judging(val_loader, judge)
+        before = Figures() if self._original is None else judged(self._original)
         ending = Ending(
-            self.model,
+            network,
             examples,
             self.recipe,
-            None if train_loader is None else partial(self._close, train_loader),
-            judge,
+            None if train_loader is None else partial(self._close, train_loader, judge),
+            judged,
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
             see=None if train_loader is None else partial(seen_curvatures, loader=train_loader),
             watch=None if train_loader is None else partial(seen_if_any, loader=train_loader, warn=warnings.warn),
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
-        return self._delivered(result, max_bytes, before, Judge(self._likelihood, Metric.of(metric)))
+        return self._delivered(result, budget, before, judge)
 
     def judge_on(self, val_loader: Loader, metric: Any = None) -> Figures:
         """What the network comes to now on this data, with its weights at their means: not yet pruned and snapped."""
-        return self._judge(val_loader, Metric.of(metric))(self.model)
+        return self._judging(val_loader, Judge(self._likelihood, Metric.of(metric)))(self.model)
 
-    def _judge(self, val_loader: Loader | None, metric: Metric | None) -> Callable[[nn.Module], Figures]:
+    def _judging(self, val_loader: Loader | None, judge: Judge) -> Callable[[nn.Module], Figures]:
         """What judges the network, and what becomes of it; nothing without data."""
         if val_loader is None:
             return lambda network: Figures()
@@ -527,16 +539,18 @@ class Compressor:
             if isinstance(inputs, dict):
                 arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(inputs)]
                 in_order(self.model, inputs)
-        judge = Judge(self._likelihood, metric, names, arguments)
-        return lambda network: judge(network, val_loader, cast=True)
+        knowing = dataclasses.replace(judge, names=names, arguments=arguments)
+        return lambda network: knowing(network, val_loader, cast=True)
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _close(self, train_loader: Loader, network: nn.Module, quantized: object, shared: nn.Module) -> None:
-        n_data, closing = count_examples(train_loader), (self.recipe.closing,)
-        fit(shared, train_loader, closing, n_data=n_data, teacher=self._teacher, loss=self._likelihood)
+    def _close(
+        self, train_loader: Loader, judge: Judge, network: nn.Module, quantized: object, shared: nn.Module
+    ) -> None:
+        n_data, loss, closing = count_examples(train_loader), judge.likelihood or self._likelihood, self.recipe.closing
+        fit(shared, train_loader, (closing,), n_data=n_data, teacher=self._teacher, loss=loss)
 
     def _trained_terms(self) -> list[Term]:
         """Those that a phase had in force so far; it may be ended before the mixture was trained."""
