@@ -75,8 +75,22 @@ def test_a_file_takes_one_input_whatever_its_name_and_several_by_their_places():
     assert bayeszip.evaluate(one, [{"cloud": x, "y": y}]) == bayeszip.evaluate(one, [(x, y)])
     examples = tuple(by_name()[0][name] for name in ("first", "second"))
     file = bayeszip.pack(TwoByName(), example_inputs=examples).network()
-    with pytest.raises(DataError, match=r"second, first by name, but Network knows .* by their places .* --into"):
+    with pytest.raises(DataError, match=r"second, first by name, which Network does not .* by their places .* --into"):
         bayeszip.evaluate(file, by_name())
+
+
+def test_a_file_teaches_a_network_whose_inputs_have_names():
+    """Although one of them is called as the file's own first input is."""
+
+    class Pair(TwoByName):
+        def forward(self, x, z):
+            return super().forward(x, z)["logits"]
+
+    examples = tuple(by_name()[0][name] for name in ("first", "second"))
+    teacher = bayeszip.pack(Pair(), example_inputs=examples).network()
+    batches = [{"x": each["first"], "z": each["second"], "labels": each["labels"]} for each in by_name()]
+    assert compress(Pair(), batches, teacher=teacher).fit.teacher.startswith("Network, ")
+    assert compress(Pair(), batches, teacher=teacher, example_inputs=examples).fit.teacher.startswith("Network, ")
 
 
 def test_inputs_that_have_no_order_are_named():

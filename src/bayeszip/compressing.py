@@ -192,8 +192,9 @@ def compress(
     check_loaders(train_loader, val_loader)
     engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
     network = plain_network(model).to(hardware)
-    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
-    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), examples)
+    first = first_inputs(train_loader) if example_inputs is None or teacher is not None else None
+    examples, judge = judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
+    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
     data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment, tutor)
     conditions = partial(_conditions, network, data, plan, seed, pretrain, target, further, engine)
     phases = (*plan.sequence(pretrain), *(each.closing for each in further))
@@ -591,17 +592,29 @@ def _conditions(
     }
 
 
+def first_inputs(loader: Loader) -> Inputs:
+    """Those of the first batch, in its form; two examples, on the CPU.
+
+    Raises:
+        DataError: there is no batch, or it is none.
+    """
+    first = next(given_by(loader), None)
+    if first is None:
+        raise DataError("the training data gave no batch; check the loader")
+    return mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
+
+
 @torch.no_grad()
-def judged_examples(network: nn.Module, loader: Loader, given: Any, judge: Judge) -> tuple[tuple[Tensor, ...], Judge]:
-    """Inputs to trace the network with, in order, and the judge that knows names a graph does not know."""
-    if given is not None:
-        inputs: Inputs = examples_from(network, given)
-    else:
-        first = next(given_by(loader), None)
-        if first is None:
-            raise DataError("the training data gave no batch; check the loader")
-        inputs = mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
-    examples, device = in_order(network, inputs), next(network.parameters()).device
+def judged_examples(
+    network: nn.Module, first: Inputs | None, given: Any, judge: Judge
+) -> tuple[tuple[Tensor, ...], Judge]:
+    """Inputs to trace the network with, in order, and the judge that knows names a graph does not know.
+
+    Args:
+        first: inputs as batches have them, where a caller has given none.
+    """
+    examples = in_order(network, first) if given is None and first is not None else examples_from(network, given)
+    device = next(network.parameters()).device
     with evaluating(network), running("the first batch"):
         outputs = network(*(tensor.to(device) for tensor in examples))
     _check_one_output(outputs, judge)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeszip import compressing, targets
-from bayeszip.compressing import check_loaders, check_options, converted, judged_examples, plain_network
+from bayeszip.compressing import check_loaders, check_options, converted, first_inputs, judged_examples, plain_network
 from bayeszip.devices import resolve_device
 from bayeszip.ending import Ending, at_rates
 from bayeszip.fitting import (
@@ -135,8 +135,9 @@ def preview(
     check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
     check_loaders(train_loader, val_loader)
     network = plain_network(model).to(hardware)
-    examples, judge = judged_examples(network, train_loader, example_inputs, Judge(Likelihood.of(loss), chosen))
-    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), examples)
+    first = first_inputs(train_loader) if example_inputs is None or teacher is not None else None
+    examples, judge = judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
+    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
     clock = _Clock(train_loader, val_loader, judge)
     seconds = 0.0
     with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):

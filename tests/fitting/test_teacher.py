@@ -1,11 +1,13 @@
 """The teacher of a distillation: the same answers, whether asked once for all rows or batch by batch."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 from torch import nn
 
+from bayeszip.errors import TrainingError
 from bayeszip.fitting import Phase, ResidentBatches, fit
 from bayeszip.fitting.teacher import Teacher, in_words, known_teacher
 
@@ -64,8 +66,10 @@ def test_distillation_from_a_plain_loader_gives_the_same_training():
 
 
 class Weighted(nn.Module):
+    """As in a network that is trained: what is the weight makes a difference."""
+
     def forward(self, values, weights):
-        return (values * weights).sum(1)
+        return (values * weights.exp()).sum(1)
 
 
 class Swapped(nn.Module):
@@ -74,16 +78,61 @@ class Swapped(nn.Module):
 
 
 class FromFile(nn.Module):
-    def forward(self, *inputs):
-        return Weighted()(*inputs)
+    def forward(self, x, *more):
+        return Weighted()(x, *more)
 
 
-@pytest.mark.parametrize("kind", [Weighted, Swapped, FromFile])
-def test_a_teacher_is_given_named_inputs_by_name_or_in_the_networks_order(kind):
+class LikeAFile(nn.Module):
+    """Its first argument is called as that of a file, which knows no other."""
+
+    def forward(self, x, weights):
+        return Weighted()(x, weights)
+
+
+class PassedOn(nn.Module):
+    def forward(self, values, **others):
+        return Weighted()(values, **others)
+
+
+class Renamed(nn.Module):
+    def forward(self, values, factors, **others):
+        return Weighted()(values, factors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (Weighted, Weighted),
+        (Swapped, Weighted),
+        (FromFile, Weighted),
+        (FromFile, LikeAFile),
+        (PassedOn, Weighted),
+        (Renamed, Weighted),
+        (Weighted, LikeAFile),
+    ],
+)
+def test_a_teacher_is_given_named_inputs_by_name_or_in_the_networks_order(kind, own):
+    network = own()
+    network.kept = nn.Parameter(torch.zeros(1))
+    values, weights = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
+    first, second = inspect.signature(network.forward).parameters
+    ways = ({first: values, second: weights}, {second: weights, first: values})
+    for shown in (*ways, None):
+        teacher = known_teacher(kind(), network, [Phase(distillation=0.5)], shown)
+        for named in ways:
+            assert torch.equal(teacher(**named), network(values, weights))
+        assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
+
+
+def test_a_teacher_is_tried_in_the_form_that_batches_have():
+    class ByNameAlone(nn.Module):
+        def forward(self, *, values, weights):
+            return Weighted()(values, weights)
+
     network = Weighted()
     network.kept = nn.Parameter(torch.zeros(1))
     values, weights = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
-    teacher = known_teacher(kind(), network, [Phase(distillation=0.5)], (values, weights))
-    for named in ({"values": values, "weights": weights}, {"weights": weights, "values": values}):
-        assert torch.equal(teacher(**named), network(values, weights))
-    assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
+    phases = [Phase(distillation=0.5)]
+    assert known_teacher(ByNameAlone(), network, phases, {"values": values, "weights": weights}) is not None
+    with pytest.raises(TrainingError, match=r"the teacher: .* fails on a batch"):
+        known_teacher(ByNameAlone(), network, phases, (values, weights))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ __all__ = [
     "rows_of",
     "running",
     "sliced",
+    "takes",
     "tensors_of",
 ]
 
@@ -191,15 +192,18 @@ def called_with(network: nn.Module, inputs: Inputs) -> Any:
     return network(**inputs) if isinstance(inputs, dict) else network(*inputs)
 
 
-def in_order(network: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
+def in_order(network: nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
     """The inputs in the order of the network's arguments: a graph knows them by their places.
+
+    Args:
+        names: the arguments in their order, where the network doesn't tell.
 
     Raises:
         DataError: an argument that is not given stands before one that is, or there is none of that name.
     """
     if not isinstance(inputs, dict):
         return tensors_of(inputs)
-    known = list(inspect.signature(network.forward).parameters)
+    known = list(names or inspect.signature(network.forward).parameters)
     leading = [name for name in known if name in inputs]
     strange = sorted(set(inputs) - set(known))
     if strange or leading != known[: len(leading)]:
@@ -212,21 +216,23 @@ def in_order(network: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
     return tuple(inputs[name] for name in leading)
 
 
-def by_place(network: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs without their names, where the network knows none, as one from a file; else as they are.
+def by_place(network: nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> Inputs:
+    """The inputs without their names, where the network knows these not, as one from a file; else as they are.
+
+    Args:
+        names: the order of the inputs, from a network that knows them.
 
     Raises:
         DataError: there are several, and nobody knows their order.
     """
-    if not isinstance(inputs, dict):
+    if not isinstance(inputs, dict) or takes(network, **inputs):
         return inputs
-    known = inspect.signature(network.forward).parameters.values()
-    if any(each.name in inputs or each.kind is each.VAR_KEYWORD for each in known):
-        return inputs
+    if names:
+        return in_order(network, inputs, names)
     if len(inputs) > 1:
         raise DataError(
-            f"the data give {', '.join(inputs)} by name, but {type(network).__name__} knows inputs by their places "
-            "alone, as a file does: load it into its class (into=, --into), or give batches of (inputs, targets)"
+            f"the data give {', '.join(inputs)} by name, which {type(network).__name__} does not take; a file knows "
+            "inputs by their places alone: load it into its class (into=, --into), or give batches of (inputs, targets)"
         )
     return next(iter(inputs.values()))
 
@@ -249,15 +255,15 @@ def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:
     if not isinstance(given, Iterable):
         raise DataError(f"example_inputs must be tensors, in order or by name, or a batch of the loader, not {given!r}")
     parts = tuple(given)
-    if all(isinstance(part, Tensor) for part in parts) and _takes(network, len(parts)):
+    if all(isinstance(part, Tensor) for part in parts) and takes(network, *parts):
         return tuple(part.cpu() for part in parts)
     return tuple(tensor.cpu() for tensor in in_order(network, checked_batch(parts).inputs))
 
 
-def _takes(network: nn.Module, count: int) -> bool:
-    """Whether the network can be called with so many inputs."""
+def takes(network: nn.Module, /, *inputs: object, **named: object) -> bool:
+    """Whether the network can be called with so many inputs, and with others of these names."""
     try:
-        inspect.signature(network.forward).bind(*range(count))
+        inspect.signature(network.forward).bind(*inputs, **named)
     except TypeError:
         return False
     return True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting.batches import Batch, Loader, called_with, running
+from bayeszip.fitting.batches import Batch, Inputs, Loader, by_place, called_with, mapped, running, takes
 from bayeszip.fitting.outputs import predictions, shape_in_words
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.resident import ResidentBatches
@@ -62,16 +62,18 @@ def _by_batch(network: nn.Module) -> bool:
 
 @torch.no_grad()
 def known_teacher(
-    given: nn.Module | None, network: nn.Module, phases: Sequence[Phase], examples: Sequence[Tensor] | None
+    given: nn.Module | None, network: nn.Module, phases: Sequence[Phase], inputs: Inputs | None
 ) -> nn.Module | None:
     """A copy of the teacher that a caller gave, where `network` is; None: there is none but the network as it came.
 
     Args:
-        examples: inputs of `network`, to see that both say the same kind of thing; None: nobody has any yet.
+        inputs: of `network`, in the form that batches have, to see that both say the same kind of thing; None: nobody
+            has any yet.
 
     Raises:
         RecipeError: no phase would ask it, or it is no network.
         ModelError: what it says can't be compared with what `network` says.
+        TrainingError: it can't be called with them.
     """
     if given is None:
         return None
@@ -82,31 +84,29 @@ def known_teacher(
             "no phase of the recipe asks a teacher; say how much of the loss is to be learnt from it, "
             "all.distillation=0.5, or leave it out"
         )
-    device, names = next(network.parameters()).device, list(inspect.signature(network.forward).parameters)
+    device, names = next(network.parameters()).device, tuple(inspect.signature(network.forward).parameters)
     teacher = copy.deepcopy(unwrapped(given))
-    knows = inspect.signature(teacher.forward).parameters
-    if not any(name in knows for name in names):
+    if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
         teacher = _ByPlace(teacher, names)
     teacher.to(device).eval().requires_grad_(False)
-    if examples is not None:
-        shown = tuple(tensor.to(device) for tensor in examples)
-        named = dict(zip(names, shown, strict=False))
+    if inputs is not None:
+        shown = mapped(inputs, lambda tensor: tensor.to(device))
         with running("the teacher"):
-            taught = predictions(called_with(teacher, named if named.keys() <= knows.keys() else shown))
+            taught = predictions(called_with(teacher, shown))
         with evaluating(network):
-            check_alike(taught, predictions(network(*shown)))
+            check_alike(taught, predictions(called_with(network, shown)))
     return teacher
 
 
 class _ByPlace(nn.Module):
-    """A teacher that knows none of the network's names, as one from a file: it is given inputs in their order."""
+    """A teacher that doesn't know all of the network's names, as one from a file: it is given inputs in their order."""
 
     def __init__(self, teacher: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.teacher, self._names = teacher, names
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.teacher(*inputs, *(named[name] for name in self._names if name in named))
+        return called_with(self.teacher, by_place(self.teacher, named, self._names) if named else inputs)
 
 
 def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
