@@ -272,6 +272,27 @@ def test_distillation_mixes_in_a_teacher_of_ones_own(model):
         Compressor(mlp(), RECIPE, n_data=N, teacher=teacher)
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["the network as it was", "one's own"])
+def test_the_closing_phase_asks_its_teacher_where_the_model_is(monkeypatch, given):
+    """A model that is moved after the Compressor was made leaves the teacher behind; here only the asking shows."""
+    moved = []
+
+    class Followed(nn.Sequential):
+        def to(self, *where):
+            moved.append(where)
+            return super().to(*where)
+
+    network, teacher = Followed(*mlp()), Followed(*mlp())
+    settings = SHORT.override("closing.epochs=1", "closing.distillation=0.5")
+    compressor = compressor_of(network, settings, total_steps=2, teacher=teacher if given else None)
+    for _ in range(2):
+        compressor.step()
+    monkeypatch.setattr(Compressor, "_device", torch.device("cpu", 0))
+    moved.clear()
+    compressor.finalize(train_loader=in_order())
+    assert (torch.device("cpu", 0),) in moved
+
+
 @pytest.mark.parametrize("units", ["network", "layer"])
 def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path, units):
     interrupted = copy.deepcopy(model)

@@ -550,7 +550,9 @@ class Compressor:
         self, train_loader: Loader, judge: Judge, network: nn.Module, quantized: object, shared: nn.Module
     ) -> None:
         n_data, loss, closing = count_examples(train_loader), judge.likelihood or self._likelihood, self.recipe.closing
-        fit(shared, train_loader, (closing,), n_data=n_data, teacher=self._teacher, loss=loss)
+        # The model may have been moved since.
+        teacher = None if self._teacher is None else self._teacher.to(self._device)
+        fit(shared, train_loader, (closing,), n_data=n_data, teacher=teacher, loss=loss)
 
     def _trained_terms(self) -> list[Term]:
         """Those that a phase had in force so far; it may be ended before the mixture was trained."""
