@@ -24,6 +24,7 @@ FLOORS = (
     {"targets", "packing", "damage"},
     {"snapping"},
     {"ending"},
+    {"opening"},
     {"compressing", "compressor"},
     {"report", "record", "previewing"},
     {"sweep", "experiments"},
@@ -43,7 +44,9 @@ ONLY = {
 #: Training never sees bytes.
 NEVER = {("fitting", "codec"), ("fitting", "quantize"), ("posterior", "codec")}
 #: No stage of the path knows of any data set or network by name.
-NEVER |= {(room, leaf) for room in ("fitting", "result", "ending", "compressing") for leaf in ("data", "models")}
+NEVER |= {
+    (room, leaf) for room in ("fitting", "result", "ending", "opening", "compressing") for leaf in ("data", "models")
+}
 
 #: What comes from outside the standard library, where that is less than everything.
 OUTSIDE = {

@@ -115,6 +115,26 @@ def test_a_teacher_and_validation_are_asked_about_a_few_batches():
     assert found.seconds > 0
 
 
+def test_steps_are_timed_as_they_will_be_taken():
+    """With augmented inputs, and in the precision that is asked for."""
+    changed, precisions = [], set()
+
+    class Looking(nn.Sequential):
+        def forward(self, inputs):
+            if self.training:
+                precisions.add(torch.is_autocast_enabled("cpu"))
+            return super().forward(inputs)
+
+    def noisy(inputs):
+        changed.append(len(inputs))
+        return inputs
+
+    options = {"recipe": FEW, "device": "cpu", "pretrain": True, "augment": noisy, "mixed_precision": "bf16"}
+    assert bayeszip.preview(Looking(*network()), batches(), **options).seconds > 0
+    assert set(changed) == {16}
+    assert precisions == {True}
+
+
 def test_a_recipe_of_pretraining_alone():
     seen = bayeszip.preview(network(), batches(), recipe=recipe("l2").override("l2.epochs=2"), pretrain=True)
     assert seen.seconds > 0
@@ -132,6 +152,9 @@ def test_a_recipe_of_pretraining_alone():
         ({"max_bytes": 400, "rates": (1,)}, RecipeError, "a target decides how small the file is"),
         ({"max_bytes": 10}, TargetError, "10"),
         ({"val_loader": 3}, DataError, "val_loader must give batches"),
+        ({"mixed_precision": "fp8"}, RecipeError, "mixed precision must be one of no, bf16, not fp8"),
+        ({"augment": "turn"}, RecipeError, "augment can't be 'turn'"),
+        ({"augment": "shift=2"}, DataError, "shift=2 changes images"),
     ],
 )
 def test_it_refuses_what_compress_refuses_in_the_same_words(options, error, message):

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import inspect
 import math
 import numbers
 import os
@@ -20,78 +19,32 @@ from torch import Tensor, nn
 
 from bayeszip import graph
 from bayeszip.damage import findings, reach_of
-from bayeszip.devices import device_name, resolve_device
-from bayeszip.ending import (
-    BesideWeights,
-    Ending,
-    at_rates,
-    bytes_now,
-    check_curvature,
-    check_trials,
-    held_to,
-    steering_towards,
-)
-from bayeszip.errors import DataError, RecipeError
-from bayeszip.fitting import (
-    Course,
-    EpochStats,
-    Figures,
-    Fitting,
-    Judge,
-    Likelihood,
-    Metric,
-    Phase,
-    Steering,
-    Watcher,
-    count_examples,
-    start_terms,
-)
-from bayeszip.fitting.augmentation import Augmentation, Transform, known_augment, name_of
-from bayeszip.fitting.batches import (
-    Inputs,
-    Loader,
-    checked_batch,
-    checked_loader,
-    count_batches,
-    examples_from,
-    given_by,
-    in_order,
-    mapped,
-    running,
-)
+from bayeszip.devices import device_name
+from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, steering_towards
+from bayeszip.errors import RecipeError
+from bayeszip.fitting import Course, EpochStats, Figures, Fitting, Phase, Steering, Watcher, start_terms
+from bayeszip.fitting.augmentation import Augmentation, Transform, name_of
+from bayeszip.fitting.batches import Loader, count_batches
 from bayeszip.fitting.conditions import data_conditions, machine_conditions, network_conditions
 from bayeszip.fitting.engine import Engine, told
 from bayeszip.fitting.keeper import Checkpointing, Keeper
-from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.likelihood import Loss
-from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.shared_values import SharedValues
 from bayeszip.fitting.statistics import renew_statistics
-from bayeszip.fitting.teacher import in_words, known_teacher
-from bayeszip.graph.storable import check_storable, unwrapped
-from bayeszip.modes import evaluating
+from bayeszip.fitting.teacher import in_words
+from bayeszip.opening import Data, Opening, opened
 from bayeszip.posterior import Posterior
 from bayeszip.progress import TrainingProgress
 from bayeszip.recipe import Recipe, Settings
-from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
 from bayeszip.snapping import seen_curvatures, seen_if_any
 from bayeszip.targets import Quality, Target, better, steered_phase
 from bayeszip.tensors import QuantizedTensor
-from bayeszip.variational import Conversion, Term, check_materialized, to_stock, to_variational
+from bayeszip.variational import Conversion, Term, to_stock, to_variational
 from bayeszip.variational.usage import called_layers
 
-__all__ = [
-    "ATTEMPTS",
-    "check_loaders",
-    "check_options",
-    "compress",
-    "converted",
-    "judged_examples",
-    "needing_validation",
-    "plain_network",
-]
+__all__ = ["ATTEMPTS", "compress", "converted"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -185,50 +138,66 @@ def compress(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    seed, augment = _checked_seed(seed), known_augment(augment)
-    plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
-    further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
-    check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
-    check_loaders(train_loader, val_loader)
-    engine = make_engine(hardware, mixed_precision=mixed_precision, accumulate=plan.accumulate, seed=seed)
-    network = plain_network(model).to(hardware)
-    first = first_inputs(train_loader) if example_inputs is None or teacher is not None else None
-    examples, judge = judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
-    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
-    data = _Data(train_loader, count_examples(train_loader), judge, val_loader, augment, tutor)
-    conditions = partial(_conditions, network, data, plan, seed, pretrain, target, further, engine)
-    phases = (*plan.sequence(pretrain), *(each.closing for each in further))
+    seed = _checked_seed(seed)
+    begun = opened(
+        model,
+        train_loader,
+        val_loader=val_loader,
+        recipe=recipe,
+        settings=settings,
+        target=target,
+        device=device,
+        loss=loss,
+        metric=metric,
+        example_inputs=example_inputs,
+        pretrain=pretrain,
+        rates=rates,
+        mixed_precision=mixed_precision,
+        augment=augment,
+        teacher=teacher,
+        selection=(include, exclude, strengths),
+        seed=seed,
+    )
+    phases = (*begun.settings.sequence(pretrain), *(each.closing for each in begun.further))
+    conditions = partial(_conditions, begun, seed, pretrain)
     with (
-        _seeded(seed, network),
-        _watching(watcher if engine.is_main else Watcher(), phases) as watching,
-        _keeping(checkpoints, resume, conditions, _History(watching, plan, engine)) as keeper,
+        _seeded(seed, begun.network),
+        _watching(watcher if begun.engine.is_main else Watcher(), phases) as watching,
+        _keeping(checkpoints, resume, conditions, _History(watching, begun.settings, begun.engine)) as keeper,
     ):
-        training = _Training(data, keeper, engine)
-        if pretrain:
-            training.fit(network, plan.pretraining)
-        path = _Path(network, examples, plan, training.in_nats(network), target, training.judged(network), further)
-        result, conversion, strength = path.go()
-        keeper.finish()
+        result = _trained(begun, seed, pretrain, keeper)
+    for finding in result.warnings if begun.engine.is_main else ():
+        watching.on_finding(finding)
+    return held_to(target, result)
+
+
+def _trained(begun: Opening, seed: int, pretrain: bool, keeper: Keeper["_History"]) -> Result:
+    """The result, and how it came about; whatever it comes to."""
+    plan, network, data, engine = begun.settings, begun.network, begun.data, begun.engine
+    training = _Training(data, keeper, engine)
+    if pretrain:
+        training.fit(network, plan.pretraining)
+    in_nats, before = training.in_nats(network), training.judged(network)
+    path = _Path(network, begun.examples, plan, in_nats, begun.target, before, begun.further)
+    result, conversion, strength = path.go()
+    keeper.finish()
     history = Fit(
         recipe=plan,
         seed=seed,
         conversion=conversion,
-        before=path.before,
+        before=before,
         seconds=keeper.seconds,
-        device=engine.describe(device_name(hardware)),
+        device=engine.describe(device_name(begun.device)),
         history=tuple(keeper.watcher.history),
-        target=str(target) if target else None,
+        target=str(begun.target) if begun.target else None,
         strength=strength,
-        augment=None if augment is None else name_of(augment),
-        teacher=in_words(tutor),
-        judge=judge,
-        reach=reach_of([(phase, phase.epochs * count_batches(train_loader)) for phase in plan.phases]),
+        augment=None if data.augment is None else name_of(data.augment),
+        teacher=in_words(data.teacher),
+        judge=data.judge,
+        reach=reach_of([(phase, phase.epochs * count_batches(data.batches)) for phase in plan.phases]),
     )
-    others = (_told_of(other, history, settings) for other, settings in zip(result.others, further, strict=True))
-    result = dataclasses.replace(_told_of(result, history, plan), others=tuple(others))
-    for finding in result.warnings if engine.is_main else ():
-        watching.on_finding(finding)
-    return held_to(target, result)
+    others = (_told_of(other, history, settings) for other, settings in zip(result.others, begun.further, strict=True))
+    return dataclasses.replace(_told_of(result, history, plan), others=tuple(others))
 
 
 def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
@@ -237,52 +206,6 @@ def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
     own = tuple(stats for stats in fit.history if stats.phase in names)
     result = dataclasses.replace(result, fit=dataclasses.replace(fit, recipe=settings, history=own))
     return dataclasses.replace(result, warnings=findings(result))
-
-
-def check_options(
-    settings: Recipe,
-    *,
-    target: Target | None,
-    metric: Metric | None,
-    validated: bool,
-    rates: Sequence[float],
-    pretrain: bool,
-) -> None:
-    """Refuse what contradicts itself, before anything is trained or loaded.
-
-    Args:
-        validated: whether there are validation data.
-
-    Raises:
-        RecipeError, DataError: names what is at odds, and what to do.
-    """
-    if settings.quantization.rate_trials:
-        check_trials(validated or None, target)
-    if settings.quantization.curvature:
-        check_curvature(True, target, (settings.quantization.rate, *rates))
-    if target is not None and target.max_metric_drop is not None and metric is None:
-        raise RecipeError("max_metric_drop is about a metric; give metric=")
-    if (name := needing_validation(settings, target, metric)) and not validated:
-        kind = RecipeError if name == "metric" else DataError
-        raise kind(f"{name}{'=' * (name == 'metric')} is measured on validation data; give val_loader")
-    if pretrain and not any(phase.epochs for phase in settings.pretraining):
-        raise RecipeError(f"pretrain=True, but {settings.name} has no pretraining; add a phase of it, or leave it out")
-
-
-def needing_validation(settings: Recipe, target: Target | None, metric: Metric | None) -> str | None:
-    """The first option or setting that only validation data can serve; None: there is none."""
-    if target is not None and target.budget(1) is None:
-        return next(name for name, value in vars(target).items() if value is not None)
-    if metric is not None:
-        return "metric"
-    return "quantization.rate_trials" if settings.quantization.rate_trials else None
-
-
-def check_loaders(train_loader: Loader, val_loader: Loader | None) -> None:
-    """Refuse what gives no batches."""
-    checked_loader(train_loader, "train_loader")
-    if val_loader is not None:
-        checked_loader(val_loader, "val_loader")
 
 
 def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
@@ -296,14 +219,6 @@ def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]
         selection=settings.layers,
         called=called_layers(network, examples),
     )
-
-
-def plain_network(model: nn.Module) -> nn.Module:
-    """A copy that can be trained and stored: without wrappers, its weights as what they come to."""
-    model = unwrapped(model)
-    check_materialized(model)
-    check_storable(model)
-    return graph.plain_copy(model)
 
 
 class _History(Watcher):
@@ -360,29 +275,10 @@ class _History(Watcher):
 
 
 @dataclass(frozen=True)
-class _Data:
-    """What a network is trained on, judged by, and taught by."""
-
-    batches: Loader
-    n_data: int
-    judge: Judge
-    validation: Loader | None
-    augment: Augmentation | Transform | None
-    #: None: the network as it came.
-    teacher: nn.Module | None
-
-    @property
-    def likelihood(self) -> Likelihood:
-        if self.judge.likelihood is None:  # never: there is always a loss
-            raise TypeError(self.judge)
-        return self.judge.likelihood
-
-
-@dataclass(frozen=True)
 class _Training:
     """What every phase is fitted with."""
 
-    data: _Data
+    data: Data
     keeper: Keeper[_History]
     engine: Engine
 
@@ -562,24 +458,16 @@ def _keeping(
     return keeper
 
 
-def _conditions(
-    network: nn.Module,
-    data: _Data,
-    settings: Recipe,
-    seed: int,
-    pretrain: bool,
-    target: Target | None,
-    further: Sequence[Recipe],
-    engine: Engine,
-) -> dict[str, Any]:
+def _conditions(begun: Opening, seed: int, pretrain: bool) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
+    settings, network, data, engine = begun.settings, begun.network, begun.data, begun.engine
     return {
         # Phases by name, so that a difference says which.
         "recipe": {**to_dict(settings), "phases": {phase.name: to_dict(phase) for phase in settings.phases}},
         "seed": seed,
         "pretrain": pretrain,
-        "target": str(target),
-        "rates": [each.quantization.rate for each in further] or None,
+        "target": str(begun.target),
+        "rates": [each.quantization.rate for each in begun.further] or None,
         "processes": engine.processes,
         "mixed_precision": None if engine.mixed_precision == "no" else engine.mixed_precision,
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
@@ -592,36 +480,6 @@ def _conditions(
     }
 
 
-def first_inputs(loader: Loader) -> Inputs:
-    """Those of the first batch, in its form; two examples, on the CPU.
-
-    Raises:
-        DataError: there is no batch, or it is none.
-    """
-    first = next(given_by(loader), None)
-    if first is None:
-        raise DataError("the training data gave no batch; check the loader")
-    return mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
-
-
-@torch.no_grad()
-def judged_examples(
-    network: nn.Module, first: Inputs | None, given: Any, judge: Judge
-) -> tuple[tuple[Tensor, ...], Judge]:
-    """Inputs to trace the network with, in order, and the judge that knows names a graph does not know.
-
-    Args:
-        first: inputs as batches have them, where a caller has given none.
-    """
-    examples = in_order(network, first) if given is None and first is not None else examples_from(network, given)
-    device = next(network.parameters()).device
-    with evaluating(network), running("the first batch"):
-        outputs = network(*(tensor.to(device) for tensor in examples))
-    _check_one_output(outputs, judge)
-    arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
-    return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
-
-
 def _checked_seed(seed: Any) -> int:
     """As a plain number; torch takes those of 64 bits.
 
@@ -631,18 +489,6 @@ def _checked_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not -(2**63) <= int(seed) < 2**64:
         raise RecipeError(f"seed must be a whole number of at most 64 bits, not {seed!r}")
     return int(seed)
-
-
-def _check_one_output(outputs: Any, judge: Judge) -> None:
-    """Refuse a cross-entropy over one class: it is 0 whatever the network says, so nothing would hold its weights."""
-    function = None if judge.likelihood is None else judge.likelihood.function
-    found = predictions(outputs)
-    is_entropy = function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss)
-    if is_entropy and found is not None and found.dim() == 2 and found.shape[1] == 1:
-        raise RecipeError(
-            "the network has one output for each example, and a cross-entropy over one class is always 0; say what it "
-            "is trained on, with loss= (--loss): mse for a number, bce for one of two classes, or a function"
-        )
 
 
 @contextlib.contextmanager

@@ -11,31 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bayeszip import compressing, targets
-from bayeszip.compressing import check_loaders, check_options, converted, first_inputs, judged_examples, plain_network
-from bayeszip.devices import resolve_device
-from bayeszip.ending import Ending, at_rates
-from bayeszip.fitting import (
-    Figures,
-    Fitting,
-    Judge,
-    Likelihood,
-    Metric,
-    Phase,
-    ResidentBatches,
-    count_examples,
-    start_terms,
-)
+from bayeszip.compressing import converted
+from bayeszip.ending import Ending
+from bayeszip.fitting import Figures, Fitting, Likelihood, Phase, ResidentBatches, count_examples, start_terms
+from bayeszip.fitting.augmentation import Augmentation, Transform
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, given_by, rows_of
+from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
-from bayeszip.fitting.teacher import known_teacher
 from bayeszip.graph.storable import parameter_count
+from bayeszip.opening import Data, Opening, opened
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe, Settings
-from bayeszip.recipe import recipe as named_recipe
 from bayeszip.summary import as_text, facts_table, show_bytes
 from bayeszip.targets import Target, largest_within
 from bayeszip.tensors import QuantizedTensor
@@ -105,7 +95,7 @@ def preview(
     device: str | torch.device = "auto",
     loss: str | Loss | Likelihood = F.cross_entropy,
     metric: Any = None,
-    example_inputs: Sequence[Tensor] | None = None,
+    example_inputs: Any = None,
     pretrain: bool = False,
     max_bytes: int | None = None,
     min_ratio: float | None = None,
@@ -113,6 +103,8 @@ def preview(
     max_loss_increase: float | None = None,
     max_metric_drop: float | None = None,
     rates: Sequence[float] = (),
+    mixed_precision: str | None = None,
+    augment: str | Augmentation | Transform | None = None,
     teacher: nn.Module | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
@@ -130,29 +122,45 @@ def preview(
         max_loss_increase=max_loss_increase,
         max_metric_drop=max_metric_drop,
     )
-    plan = named_recipe(recipe).having(settings).scaled().selecting(include, exclude, strengths)
-    further, hardware, chosen = at_rates(plan, rates, target), resolve_device(device), Metric.of(metric)
-    check_options(plan, target=target, metric=chosen, validated=val_loader is not None, rates=rates, pretrain=pretrain)
-    check_loaders(train_loader, val_loader)
-    network = plain_network(model).to(hardware)
-    first = first_inputs(train_loader) if example_inputs is None or teacher is not None else None
-    examples, judge = judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
-    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
-    clock = _Clock(train_loader, val_loader, judge)
+    begun = opened(
+        model,
+        train_loader,
+        val_loader=val_loader,
+        recipe=recipe,
+        settings=settings,
+        target=target,
+        device=device,
+        loss=loss,
+        metric=metric,
+        example_inputs=example_inputs,
+        pretrain=pretrain,
+        rates=rates,
+        mixed_precision=mixed_precision,
+        augment=augment,
+        teacher=teacher,
+        selection=(include, exclude, strengths),
+        alone=True,
+    )
+    return _previewed(begun, pretrain)
+
+
+def _previewed(begun: Opening, pretrain: bool) -> Preview:
+    """By the first steps of each phase, and by a file in which all weights are zero."""
+    plan, network, device, clock = begun.settings, begun.network, begun.device, _Clock(begun.data, begun.engine)
     seconds = 0.0
-    with torch.random.fork_rng([hardware] if hardware.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if pretrain:
             seconds += sum(clock.measure(copy.deepcopy(network), each, {}) for each in plan.pretraining if each.epochs)
         original = copy.deepcopy(network).eval().requires_grad_(False)
-        conversion = converted(network, plan, examples)
-        ending = Ending(network, examples, plan, None, lambda _: Figures())
+        conversion = converted(network, plan, begun.examples)
+        ending = Ending(network, begun.examples, plan, None, lambda _: Figures())
         began = time.perf_counter()
-        floor = _floor(network, original, ending, target)
+        floor = _floor(network, original, ending, begun.target)
         coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
-        work = _Work.of(plan, target, len(further), clock.has_classes(original))
-        seconds += work.seconds(clock, network, original, tutor, ending) + work.files * coding
-    return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(hardware), work.attempts)
+        work = _Work.of(plan, begun.target, len(begun.further), clock.has_classes(original))
+        seconds += work.seconds(clock, network, original, ending) + work.files * coding
+    return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(device), work.attempts)
 
 
 def _floor(network: nn.Module, original: nn.Module, ending: Ending, target: Target | None) -> int:
@@ -196,11 +204,9 @@ class _Work:
         # What says numbers may need finer values than the recipe has.
         return cls(1, (1 + trials if trials else 1) + (0 if has_classes else finer) + further)
 
-    def seconds(
-        self, clock: "_Clock", network: nn.Module, original: nn.Module, tutor: nn.Module | None, ending: Ending
-    ) -> float:
+    def seconds(self, clock: "_Clock", network: nn.Module, original: nn.Module, ending: Ending) -> float:
         """That it takes, by the first steps of each phase."""
-        plan = ending.settings
+        plan, tutor = ending.settings, clock.data.teacher
         phases, closing = [phase for phase in plan.phases if phase.epochs], plan.closing
         starts, teacher = ending.starts(original), original if tutor is None else tutor
         taken = [clock.measure(network, phase, starts, teacher) for phase in phases]
@@ -222,15 +228,14 @@ class _Enough(Exception):
 class _Clock:
     """Times phases by their first steps."""
 
-    batches: Loader
-    validation: Loader | None
-    judge: Judge
+    data: Data
+    engine: Engine
 
     def measure(
         self, network: nn.Module, phase: Phase, starts: Mapping[str, Any], teacher: nn.Module | None = None
     ) -> float:
         """Seconds that the phase will take."""
-        n_data, moments = count_examples(self.batches), list[tuple[int, float]]()
+        n_data, moments = self.data.n_data, list[tuple[int, float]]()
 
         def at_rest(moment: Moment) -> None:
             moments.append((fitting.steps, time.perf_counter()))
@@ -242,13 +247,15 @@ class _Clock:
         fitting = Fitting(
             network,
             # A teacher is asked about all that there is, before the first step.
-            _first(self.batches, 2 * TIMED),
+            _first(self.data.batches, 2 * TIMED),
             (phase,),
             n_data=n_data,
             terms=terms,
             teacher=teacher,
-            loss=self.judge.likelihood or F.cross_entropy,
+            loss=self.data.likelihood,
             at_rest=at_rest,
+            engine=self.engine,
+            augment=self.data.augment,
         )
         began = time.perf_counter()
         with contextlib.suppress(_Enough):
@@ -262,23 +269,24 @@ class _Clock:
 
     def has_classes(self, network: nn.Module) -> bool:
         """Whether an accuracy is measured, or nothing is."""
-        if self.validation is None:
+        if self.data.validation is None:
             return True
-        return self.judge(network, _first(self.validation, TIMED)).accuracy is not None
+        return self.data.judge(network, _first(self.data.validation, TIMED)).accuracy is not None
 
     def _steps(self, n_data: int) -> int:
         """In an epoch."""
-        counted = count_batches(self.batches)
+        counted = count_batches(self.data.batches)
         if counted > 1:
             return counted
-        return math.ceil(n_data / rows_of(next(checked_batch(batch).targets for batch in given_by(self.batches))))
+        return math.ceil(n_data / rows_of(next(checked_batch(batch).targets for batch in given_by(self.data.batches))))
 
     def _evaluation(self, network: nn.Module) -> float:
-        if self.validation is None:
+        validation = self.data.validation
+        if validation is None:
             return 0.0
-        few, began = _first(self.validation, TIMED), time.perf_counter()
-        self.judge(network, few)
-        parts = 1.0 if few is self.validation else count_examples(self.validation) / max(count_examples(few), 1)
+        few, began = _first(validation, TIMED), time.perf_counter()
+        self.data.judge(network, few)
+        parts = 1.0 if few is validation else count_examples(validation) / max(count_examples(few), 1)
         return parts * (time.perf_counter() - began)
 
 

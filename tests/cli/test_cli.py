@@ -538,6 +538,14 @@ def test_a_dry_run_says_what_can_not_be_reached(run):
     assert not done.stdout
 
 
+def test_a_dry_run_tries_the_augmentation(run):
+    arguments = ["compress", "nets:tiny", "--data", "idx:images", "--recipe", "quick", "--device", "cpu", "--dry-run"]
+    assert run(*arguments, "--augment", "shift=1", "--mixed-precision", "bf16").returncode == 0
+    done = run(*arguments, "--augment", "shift=99")
+    assert done.returncode == 2
+    assert "augment.shift=99 would move images" in done.stderr
+
+
 def test_patterns_reach_the_record(run, folder):
     patterns = ["--include", "*.weight", "--exclude", "3", "--strength", "1=2"]
     assert run(*compress_arguments("chosen.bayz", "--run", "chosen", *patterns)).returncode == 0

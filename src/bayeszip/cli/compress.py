@@ -258,8 +258,7 @@ def compress(
     network = _network(model, seed, weights)
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
-        asked = {"recipe": chosen, "loss": judged_by, **{name: way[name] for name in ("metric", "rates", "teacher")}}
-        _show_preview(network, loaders, target, pretrain, {**asked, **goal}, as_json)
+        _show_preview(network, loaders, target, pretrain, {"recipe": chosen, "loss": judged_by, **goal, **way}, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
@@ -330,7 +329,7 @@ def _way(
 
 def _check_options(recipe: "Recipe", goal: dict[str, Any], way: dict[str, Any], hold_out: bool, pretrain: bool) -> None:
     """Refuse what `compressing.compress` would, before data are loaded; in the words of the command line."""
-    from bayeszip.compressing import check_options, needing_validation
+    from bayeszip.opening import check_options, needing_validation
     from bayeszip.targets import Target
 
     target, metric = Target.of(**goal), way["metric"]

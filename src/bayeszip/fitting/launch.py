@@ -17,7 +17,12 @@ PRECISIONS = ("no", "bf16")
 
 
 def make_engine(
-    device: torch.device, *, mixed_precision: str | None = None, accumulate: int = 1, seed: int = 0
+    device: torch.device,
+    *,
+    mixed_precision: str | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
+    alone: bool = False,
 ) -> Engine:
     """The engine for this process: with others if it was launched with others, by `accelerate launch` or `torchrun`.
 
@@ -25,6 +30,7 @@ def make_engine(
         mixed_precision: `no` or `bf16`; None: as the launcher says, else no.
         accumulate: in how many parts to compute each batch; 1: as the launcher says.
         seed: of the order in which several processes go through a `DataLoader`.
+        alone: leave the others out of it.
 
     Raises:
         RecipeError: the precision is unknown, or the launcher is set to divide the network and not the data.
@@ -34,7 +40,7 @@ def make_engine(
     said = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if accumulate == 1 and said.isdigit():  # it may also be "auto"
         accumulate = max(1, int(said))
-    if processes_launched() == 1:
+    if alone or processes_launched() == 1:
         return SingleProcess(device, precision, accumulate)
     return ManyProcesses(device, precision, accumulate, seed)
 
