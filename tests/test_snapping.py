@@ -388,12 +388,17 @@ def test_what_would_take_too_long_stays(monkeypatch):
             assert together({"w": before}, posterior, seen, 32) == {"w": before}
 
 
-def test_a_weight_that_two_layers_share_is_not_seen():
+def test_a_weight_that_two_layers_share_is_seen_in_both():
     first, second, third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
     second.weight = first.weight
     network = nn.Sequential(first, second, third)
-    loader = ResidentBatches(torch.randn(32, 4), torch.zeros(32, dtype=torch.long), 16)
-    assert set(seen_moments(network, loader)) == {"2.weight"}
+    inputs = torch.randn(32, 4)
+    loader = ResidentBatches(inputs, torch.zeros(32, dtype=torch.long), 16)
+    seen = seen_moments(network, loader)
+    assert set(seen) == {"0.weight", "2.weight"}
+    with torch.no_grad():
+        met = torch.cat([inputs, first(inputs)]).numpy()
+    np.testing.assert_allclose(seen["0.weight"].blocks[0].moments[:4, :4], met.T @ met / 64, rtol=1e-4, atol=1e-5)
 
 
 def test_encoders_with_masks_and_layers_called_by_keyword_are_looked_at():

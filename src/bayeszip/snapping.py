@@ -18,7 +18,6 @@ row that are not zero); then each is chosen again, the others staying, until non
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -69,15 +68,9 @@ def seen_curvatures(network: nn.Module, quantized: Tensors, loader: Loader) -> d
 
 
 def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
-    """What the layers of a network meet on a part of the training data, the same whenever it is asked.
-
-    A weight that several layers share is left out: none of them tells of all that it meets.
-    """
+    """What the layers of a network meet on a part of the training data, the same whenever it is asked."""
     with undisturbed(loader) as batches:
-        seen = curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
-    names = {id(tensor): name for name, tensor in network.named_parameters()}
-    owners = Counter(names[id(tensor)] for module in network.modules() for tensor in module.parameters(recurse=False))
-    return {name: each for name, each in seen.items() if owners[name] == 1}
+        return curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
 
 
 def seen_if_any(network: nn.Module, loader: Loader, warn: Callable[[str], None]) -> dict[str, Curvature]:

@@ -128,3 +128,84 @@ def test_moments_alone_are_those_of_a_whole_look():
     for name, found in alone.items():
         assert np.allclose(found.blocks[0].moments, whole[name].blocks[0].moments)
         assert (found.outputs == 1).all()
+
+
+class Shared(nn.Module):
+    """Two convolutions of one weight, with strides, biases and norms as they are given."""
+
+    def __init__(self, first: nn.Conv2d, second: nn.Conv2d, norms: bool = False) -> None:
+        super().__init__()
+        second.weight = first.weight
+        self.first, self.second = first, second
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6) if norms else nn.Identity() for _ in range(2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        one, other = self.norms[0](self.first(images)), self.norms[1](self.second(3 * images))
+        return torch.cat([one.flatten(1), other.flatten(1)], dim=1)
+
+
+def test_of_a_weight_that_layers_share_the_inputs_of_all_of_them_count():
+    """Δ·H·Δᵀ is the mean square over all positions of all uses."""
+    net, images = Shared(nn.Conv2d(4, 6, 3, stride=2), nn.Conv2d(4, 6, 3, groups=1, padding=1)), batches(4, 7, 6)
+    found = curvatures(net, images)
+    assert list(found) == ["first.weight"]
+    moves = torch.randn(net.first.weight.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        given = torch.cat(images)
+        changes = [
+            F.conv2d(given, moves, stride=2).movedim(1, 0).flatten(1),
+            F.conv2d(3 * given, moves, padding=1).movedim(1, 0).flatten(1),
+        ]
+    rows = moves.flatten(1).double().numpy()
+    (block,) = found["first.weight"].blocks
+    told = np.einsum("rc,cd,rd->r", rows, block.moments[:-1, :-1], rows)
+    np.testing.assert_allclose(told, torch.cat(changes, dim=1).square().mean(1).numpy(), rtol=1e-4)
+    # Every output's derivative is 1: as many of them as there are positions.
+    np.testing.assert_allclose(found["first.weight"].outputs, sum(change.shape[1] for change in changes) / 12)
+
+
+def test_a_shift_is_taken_by_what_all_uses_of_a_weight_have_in_common():
+    apart = Shared(nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 3))
+    found = curvatures(apart, batches(4, 7, 6))["first.weight"]
+    assert (found.bias, found.mean) == (None, None)
+    apart.second.bias = apart.first.bias
+    assert curvatures(apart, batches(4, 7, 6))["first.weight"].bias == "first.bias"
+    normed = Shared(nn.Conv2d(4, 6, 3, bias=False), nn.Conv2d(4, 6, 3, bias=False), norms=True)
+    assert curvatures(normed, batches(4, 7, 6))["first.weight"].mean is None
+    normed.norms[1] = normed.norms[0]
+    assert curvatures(normed, batches(4, 7, 6))["first.weight"].mean == "norms.0.running_mean"
+
+
+def test_a_norm_behind_two_layers_takes_the_shift_of_neither():
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(5, 3, bias=False), nn.Linear(5, 3, bias=False)
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.one(rows)) + self.norm(self.other(rows))
+
+    found = curvatures(Siamese(), batches(5))
+    assert [each.mean for each in found.values()] == [None, None]
+
+
+def test_a_weight_that_is_held_by_something_else_too_is_not_seen():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 9)
+            self.head.weight = self.table.weight
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.head(rows)
+
+    assert curvatures(Tied(), batches(5)) == {}
+    # Of another layout: the same rows, and other columns.
+    other = nn.Conv1d(6, 4, 3)
+    grouped = nn.Conv1d(12, 4, 3, groups=2)
+    grouped.weight = other.weight
+    grouped.bias = None
+    assert curvatures(nn.Sequential(other, nn.Upsample(8), nn.Conv1d(4, 12, 1), grouped), batches(6, 8)).keys() == {
+        "2.weight"
+    }

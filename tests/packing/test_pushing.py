@@ -117,3 +117,27 @@ def test_calibration_needs_a_network_and_a_knob_it_can_serve():
         bayeszip.pack(network().state_dict(), calibration=[images])
     with pytest.raises(RecipeError, match="quality or max_bytes"):
         bayeszip.pack(network(), calibration=[images], max_error=0.1)
+
+
+def test_a_weight_that_layers_share_is_calibrated_on_the_inputs_of_both():
+    class Twice(nn.Module):
+        directions: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+            self.second.weight = self.first.weight
+            # Each meets half of the directions that there are.
+            self.register_buffer("directions", torch.linalg.qr(torch.randn(32, 32)).Q)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            halves = rows[:, :16] @ self.directions[:16], rows[:, 16:] @ self.directions[16:]
+            return torch.stack([self.first(halves[0]), self.second(halves[1])])
+
+    torch.manual_seed(0)
+    net, rows = Twice(), torch.randn(512, 32)
+    packed = bayeszip.pack(net, quality=95, calibration=rows)
+    with torch.no_grad():
+        before, after = net(rows), packed.network()(rows)
+    errors = [float((after - before)[use].norm() / before[use].norm()) for use in range(2)]
+    assert max(errors) < 0.06

@@ -47,13 +47,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Curvature:
-    """How much moves of a layer's weights matter.
+    """How much moves of a layer's weights matter; of a weight that layers share, in all of them together.
 
     Args:
         blocks: that cover the matrix of the weight's first dimension by all others.
         outputs: g, for each row.
-        bias: name of the layer's bias.
-        mean: name of the running mean of the norm behind a layer without a bias; `means`: what it is.
+        bias: name of the layer's bias, unless it isn't the layer's alone.
+        mean: name of the running mean of the norm behind a layer without a bias, if the norm takes all that the layer
+            computes and nothing else; `means`: what it is.
     """
 
     blocks: Sequence[Block]
@@ -68,7 +69,8 @@ def curvatures(
 ) -> dict[str, Curvature]:
     """Of each linear and convolutional layer that meets inputs, by the name of its weight.
 
-    The network is run in eval mode.
+    Inputs of layers that share a weight count as those of one layer. A weight that something else holds too, an
+    embedding for one, is left out: what is done with it there is not seen. The network is run in eval mode.
 
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
@@ -79,17 +81,36 @@ def curvatures(
         DataError: there is no batch, or what layers meet is not finite.
     """
     names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
-    layers = [layer for layer in network.modules() if _is_known(layer) and id(layer.weight) in names]
+    holders = _holders(network)
+    shared = {key: sharing for key, held in holders.items() if key in names and (sharing := _layers_of(key, held))}
     found: dict[str, Curvature] = {}
-    for turn in _turns(layers):  # type: ignore[arg-type]
-        watches = [_Watch(layer) for layer in turn]
+    for turn in _turns(list(shared.values())):
+        watches = [_Watch(layers) for layers in turn]
         _run(network, batches, watches, examples, derivatives)
         for watch in watches:
             if watch.count and watch.examples:
-                name = names[id(watch.layer.weight)]
-                found[name] = watch.curvature(names)
+                name = names[id(watch.weight)]
+                found[name] = watch.curvature(names, holders)
                 _check_finite(name, found[name])
     return found
+
+
+def _holders(network: nn.Module) -> dict[int, list[nn.Module]]:
+    """For each tensor, by its identity, the modules that hold it, as often as they do."""
+    holders: dict[int, list[nn.Module]] = {}
+    for module in network.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                holders.setdefault(id(tensor), []).append(module)
+    return holders
+
+
+def _layers_of(weight: int, holders: Sequence[nn.Module]) -> list[Layer]:
+    """The holders of a weight if they are layers that have it for their weight, all alike; otherwise none."""
+    known = [layer for layer in holders if isinstance(layer, Layer) and _is_known(layer)]
+    layers = [layer for layer in known if id(layer.weight) == weight]
+    alike = len({(type(layer), _groups(layer)) for layer in layers}) == 1
+    return layers if alike and len(layers) == len(holders) == len(set(holders)) else []
 
 
 def _check_finite(name: str, seen: Curvature) -> None:
@@ -102,19 +123,24 @@ def _check_finite(name: str, seen: Curvature) -> None:
 
 
 def _is_known(layer: nn.Module) -> bool:
+    # A subclass may compute something else.
     return type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
-def _turns(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
-    """The layers in groups whose moments fit into memory."""
-    turn: list[Layer] = []
+def _groups(layer: Layer) -> int:
+    return 1 if isinstance(layer, nn.Linear) else layer.groups
+
+
+def _turns(shared: Sequence[list[Layer]]) -> Iterator[list[list[Layer]]]:
+    """The layers of each weight, in groups whose moments fit into memory."""
+    turn: list[list[Layer]] = []
     taken = 0
-    for layer in layers:
-        size = sum(8 * (1 + width) ** 2 * groups for groups, width in _parts(layer))
+    for layers in shared:
+        size = sum(8 * (1 + width) ** 2 * groups for groups, width in _parts(layers[0]))
         if turn and taken + size > MEMORY:
             yield turn
             turn, taken = [], 0
-        turn.append(layer)
+        turn.append(layers)
         taken += size
     if turn:
         yield turn
@@ -122,32 +148,43 @@ def _turns(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
 
 def _parts(layer: Layer) -> list[tuple[int, int]]:
     """The layer's groups, and the width of each part of their columns."""
-    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
     columns = layer.weight[0].numel()
     count = -(-columns // WIDEST)
-    return [(groups, (part + 1) * columns // count - part * columns // count) for part in range(count)]
+    return [(_groups(layer), (part + 1) * columns // count - part * columns // count) for part in range(count)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Watch:
-    """A layer that is watched while the network runs."""
+    """A layer, or several that share their weight, watched while the network runs.
 
-    layer: Layer
+    Args:
+        count: positions seen.
+        calls: of the layers.
+        norm: behind them.
+    """
+
+    layers: Sequence[Layer]
     count: int = 0
     examples: int = 0
+    calls: int = 0
     norm: nn.Module | None = None
     moments: list[Tensor] = field(default_factory=list)
     squares: Tensor | None = None
 
     def __post_init__(self) -> None:
-        parts = _parts(self.layer)
+        parts = _parts(self.layers[0])
         for place, (groups, width) in enumerate(parts):
             side = width + (place == len(parts) - 1)
             self.moments.append(torch.zeros(groups, side, side, dtype=torch.float64))
 
-    def see(self, inputs: Tensor) -> None:
+    @property
+    def weight(self) -> Tensor:
+        return self.layers[0].weight
+
+    def see(self, layer: Layer, inputs: Tensor) -> None:
         """Adds the moments of inputs; of long sequences or large images, those of positions all over them."""
-        columns = _columns(self.layer, inputs)
+        columns = _columns(layer, inputs)
+        self.calls += 1
         self.count += columns.shape[1]
         start = 0
         for place, moments in enumerate(self.moments):
@@ -161,13 +198,13 @@ class _Watch:
 
     def feel(self, gradient: Tensor) -> None:
         """Adds the squares of derivatives by the layer's outputs."""
-        axis = -1 if isinstance(self.layer, nn.Linear) else 1
-        squares = gradient.detach().double().square().movedim(axis, 0).reshape(len(self.layer.weight), -1).sum(1)
+        axis = -1 if isinstance(self.layers[0], nn.Linear) else 1
+        squares = gradient.detach().double().square().movedim(axis, 0).reshape(len(self.weight), -1).sum(1)
         self.squares = squares if self.squares is None else self.squares + squares
 
-    def curvature(self, names: dict[int, str]) -> Curvature:
-        layer, blocks = self.layer, []
-        rows, start = len(layer.weight), 0
+    def curvature(self, names: Mapping[int, str], holders: Mapping[int, Sequence[nn.Module]]) -> Curvature:
+        """What has been seen, by the names of tensors, of which the `holders` are known."""
+        rows, start, blocks = len(self.weight), 0, []
         for place, moments in enumerate(self.moments):
             last = place == len(self.moments) - 1
             columns = slice(start, start + moments.shape[1] - last)
@@ -176,7 +213,7 @@ class _Watch:
                 of_group = slice(group * rows // len(moments), (group + 1) * rows // len(moments))
                 blocks.append(Block(of_group, columns, last, (each / self.count).numpy()))
         squares = torch.full((rows,), float(self.examples)) if self.squares is None else self.squares
-        bias = None if layer.bias is None else names.get(id(layer.bias))
+        bias = self._bias(names, holders)
         mean = None if bias is not None else getattr(self.norm, "running_mean", None)
         return Curvature(
             blocks,
@@ -185,6 +222,18 @@ class _Watch:
             None if mean is None else names.get(id(mean)),
             np.zeros(rows) if mean is None else mean.double().numpy().copy(),
         )
+
+    def _bias(self, names: Mapping[int, str], holders: Mapping[int, Sequence[nn.Module]]) -> str | None:
+        """The name of the bias that all these layers add, and no others."""
+        bias = self.layers[0].bias
+        alone = bias is not None and set(holders[id(bias)]) == set(self.layers)
+        return names.get(id(bias)) if alone else None
+
+    def find_norm(self, met: Mapping[nn.Module, Sequence["_Watch | None"]]) -> None:
+        """Takes the norm behind the layers, where one takes all that they compute and nothing else."""
+        behind = [norm for norm, makers in met.items() if self in makers]
+        if len(behind) == 1 and list(met[behind[0]]) == [self] * self.calls:
+            self.norm = behind[0]
 
 
 def _spread(count: int) -> Tensor:
@@ -223,10 +272,15 @@ def _run(
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.eval().requires_grad_(True)
     produced: dict[int, tuple[Tensor, _Watch]] = {}
-    handles = [watch.layer.register_forward_hook(_hook(watch, produced), with_kwargs=True) for watch in watches]
+    met: dict[nn.Module, list[_Watch | None]] = {}
+    handles = [
+        layer.register_forward_hook(_hook(watch, produced), with_kwargs=True)
+        for watch in watches
+        for layer in watch.layers
+    ]
     for layer in network.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
-            handles.append(layer.register_forward_pre_hook(_norm_hook(produced)))
+            handles.append(layer.register_forward_pre_hook(_norm_hook(produced, met)))
     seen = 0
     generator = torch.Generator().manual_seed(0)
     try:
@@ -254,11 +308,13 @@ def _run(
             handle.remove()
     if not seen:
         raise DataError("the calibration data gave no batch; check the loader")
+    for watch in watches:
+        watch.find_norm(met)
 
 
 def _hook(watch: _Watch, produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-        watch.see(inputs[0] if inputs else named["input"])
+    def hook(layer: Layer, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        watch.see(layer, inputs[0] if inputs else named["input"])
         produced[id(output)] = output, watch
         if output.requires_grad:
             output.register_hook(watch.feel)
@@ -266,10 +322,12 @@ def _hook(watch: _Watch, produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
     return hook
 
 
-def _norm_hook(produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
+def _norm_hook(produced: dict[int, tuple[Tensor, _Watch]], met: dict[nn.Module, list[_Watch | None]]) -> Any:
+    """Writes down, call by call, whose layers made what a norm is given; None: some other's."""
+
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if id(inputs[0]) in produced:
-            produced[id(inputs[0])][1].norm = norm
+        maker = produced.get(id(inputs[0]))
+        met.setdefault(norm, []).append(None if maker is None else maker[1])
 
     return hook
 
