@@ -12,7 +12,7 @@ from torch import nn
 
 from bayeszip import codec
 from bayeszip.fitting import ResidentBatches
-from bayeszip.fitting.statistics import undisturbed
+from bayeszip.fitting.statistics import renew_statistics, undisturbed
 from bayeszip.packing.curvature import Block, Curvature
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization
@@ -305,6 +305,42 @@ def test_in_front_of_a_norm_a_shift_costs_nothing():
     behind, alone = (_chosen(before, theta, of_whole(shifted, 8, mean)) for mean in ("running_mean", None))
     centered = level[:-1, :-1] - np.outer(level[-1, :-1], level[-1, :-1])
     assert row_costs(behind, theta, centered).sum() < row_costs(alone, theta, centered).sum()
+
+
+class Stubborn(nn.Sequential):
+    """Keeps its norm in `eval()`, whatever it is told."""
+
+    def train(self, mode: bool = True) -> "Stubborn":
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("kept", ["frozen", "in eval", None])
+def test_in_front_of_a_norm_that_keeps_its_statistics_a_shift_costs_as_much_as_any_move(kept):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(2)
+    before, posterior = survivors(rng, 30, 20)
+    layer = nn.Linear(20, 30, bias=False)
+    network = (Stubborn if kept == "in eval" else nn.Sequential)(layer, nn.BatchNorm1d(30)).eval()
+    network[1].requires_grad_(kept != "frozen")
+    inputs = torch.randn(1024, 4) @ torch.randn(4, 20) + 0.3 * torch.randn(1024, 20) + 5
+    loader = ResidentBatches(inputs, torch.zeros(1024, dtype=torch.long), 256)
+    renew_statistics(network, loader)
+
+    def outputs(weight: np.ndarray) -> torch.Tensor:
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(weight))
+            renew_statistics(network, loader)
+            return network(loader.inputs)
+
+    theta = posterior.weights["w"].theta
+    whole = outputs(theta)
+    seen = {"w": seen_moments(network, loader)["0.weight"]}
+    assert (seen["w"].mean is None) == (kept is not None)
+    after = together({"w": before}, posterior, seen, 32)["w"]
+    errors = [float((outputs(tensor.dequantize()) - whole).norm()) for tensor in (before, after)]
+    assert errors[1] < 0.7 * errors[0]
 
 
 def test_scales_parts_of_long_rows_and_inputs_that_are_zero(monkeypatch):

@@ -11,9 +11,10 @@ those that are not zero. Each weight in turn, the others staying where they are,
 value; these are the aims by which the coder chooses.
 
 Where bits weigh nothing, all that a row computes is to move as little as possible: Δ_r·M·Δ_rᵀ, M being the covariance
-of x in front of a batch norm, which takes a shift away. Weights take the nearest value one after the other, and the
-error of each is pushed onto those that follow (as in GPTQ, Frantar et al. 2023, with M restricted to the weights of the
-row that are not zero); then each is chosen again, the others staying, until none moves.
+of x in front of a batch norm whose statistics are taken anew, which takes a shift away. Weights
+take the nearest value one after the other, and the error of each is pushed onto those that follow (as in GPTQ, Frantar
+et al. 2023, with M restricted to the weights of the row that are not zero); then each is chosen again, the others
+staying, until none moves.
 """
 
 import copy
@@ -29,7 +30,7 @@ from torch import nn
 from bayeszip import codec
 from bayeszip.errors import BayeszipError
 from bayeszip.fitting.batches import Loader, on_device
-from bayeszip.fitting.statistics import undisturbed
+from bayeszip.fitting.statistics import renewed_norms, undisturbed
 from bayeszip.packing.curvature import Block, Curvature, curvatures
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, with_values
@@ -68,9 +69,16 @@ def seen_curvatures(network: nn.Module, quantized: Tensors, loader: Loader) -> d
 
 
 def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
-    """What the layers of a network meet on a part of the training data, the same whenever it is asked."""
+    """What the layers of a network meet on a part of the training data, the same whenever it is asked.
+
+    Means of norms that keep their statistics are none of it: these take no shift away.
+    """
+    copied = copy.deepcopy(network).cpu()
+    renewed = {id(norm.running_mean) for norm in renewed_norms(copied)}
+    means = {name for name, buffer in copied.named_buffers() if id(buffer) in renewed}
     with undisturbed(loader) as batches:
-        return curvatures(copy.deepcopy(network).cpu(), _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
+        seen = curvatures(copied, _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
+    return {name: each if each.mean in means else replace(each, mean=None) for name, each in seen.items()}
 
 
 def seen_if_any(network: nn.Module, loader: Loader, warn: Callable[[str], None]) -> dict[str, Curvature]:

@@ -2,11 +2,12 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
 from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
@@ -14,7 +15,7 @@ from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.state import Passes, load_random_state, random_state
 from bayeszip.modes import trained_norms, training
 
-__all__ = ["renew_statistics", "undisturbed"]
+__all__ = ["renew_statistics", "renewed_norms", "undisturbed"]
 
 #: Examples are plenty for a mean and a variance.
 ENOUGH = 2**15
@@ -31,11 +32,12 @@ def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation |
     The loader, and all random numbers, go on afterwards as if nothing had been: the same batches are looked at whenever
     it is asked.
     """
-    if not trained_norms(network):
+    norms = renewed_norms(network)
+    if not norms:
         return
     device, seen = next(network.parameters()).device, 0
     drawing = torch.Generator(device).manual_seed(0) if augment is not None else None
-    with training(network), _taken_anew(network), undisturbed(loader) as batches:
+    with training(network), _taken_anew(norms), undisturbed(loader) as batches:
         for batch in on_device(batches, device):
             with running("statistics"):
                 called_with(network, augmented(batch.inputs, augment, drawing))
@@ -44,11 +46,15 @@ def renew_statistics(network: nn.Module, loader: Loader, augment: Augmentation |
                 break
 
 
+def renewed_norms(network: nn.Module) -> list[_NormBase]:
+    """Those whose statistics are taken anew: not frozen, nor kept in `eval()` by the network whatever it is told."""
+    with training(network):
+        return [layer for layer in trained_norms(network) if layer.training]
+
+
 @contextlib.contextmanager
-def _taken_anew(network: nn.Module) -> Iterator[None]:
+def _taken_anew(norms: Sequence[_NormBase]) -> Iterator[None]:
     """Norms begin with no statistics, and take plain averages; those that nothing passes get the old ones back."""
-    # A network may keep norms in `eval()` whatever it is told: these are not to be touched.
-    norms = [layer for layer in trained_norms(network) if layer.training]
     before = [(layer.momentum, {name: buffer.clone() for name, buffer in layer.named_buffers()}) for layer in norms]
     for layer in norms:
         layer.reset_running_stats()
