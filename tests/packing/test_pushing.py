@@ -63,6 +63,20 @@ def test_inputs_that_are_never_there_need_no_weights():
     assert np.count_nonzero(dead) < 0.2 * dead.size
 
 
+@pytest.mark.parametrize(("rows", "bias"), [(40, None), (1, "a.bias")])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_where_nothing_takes_a_shift_none_is_pushed_there(rows, bias, dependent, monkeypatch):
+    """A single bias is kept as it is: what was pushed on to it would be lost."""
+    monkeypatch.setattr("bayeszip.packing.pushing.LEAST_CELLS", 1)
+    weight, inputs = correlated(rows=rows)
+    inputs += 3
+    contents = contents_of({"a.weight": torch.from_numpy(weight), "a.bias": torch.ones(1)})
+    trial = Pushing(contents, {"a.weight": told(inputs, rows, bias)}, dependent).at(0.05)
+    before = inputs @ weight.T
+    change = inputs @ (trial.tensors["a.weight"].dequantize() - weight).T
+    assert np.linalg.norm(change) / np.linalg.norm(before - before.mean(0)) == pytest.approx(trial.error, rel=1e-3)
+
+
 def test_values_along_a_path_make_smaller_files_at_equal_error():
     weight, inputs = correlated(64, 96)
     inputs[:, 5:9] = 0  # columns that come out empty are no part of the path
@@ -141,3 +155,14 @@ def test_a_weight_that_layers_share_is_calibrated_on_the_inputs_of_both():
         before, after = net(rows), packed.network()(rows)
     errors = [float((after - before)[use].norm() / before[use].norm()) for use in range(2)]
     assert max(errors) < 0.06
+
+
+def test_biases_that_layers_of_one_weight_have_of_their_own_are_rounded_like_other_vectors():
+    weight, inputs = correlated()
+    generator = torch.Generator().manual_seed(0)
+    own = {name: torch.randn(len(weight), generator=generator) for name in ("a.bias", "b.bias")}
+    contents = contents_of({"a.weight": torch.from_numpy(weight), **own})
+    tensors = Pushing(contents, {"a.weight": told(inputs, len(weight), None)}).at(0.05).tensors
+    for name, bias in own.items():
+        moved = np.abs(tensors[name].dequantize() - bias.numpy())
+        assert 0 < moved.max() < 0.05 * float(bias.abs().max())

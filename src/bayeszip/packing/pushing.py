@@ -11,7 +11,7 @@ chosen by the path of least cost (`survivors`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from bayeszip.codec.paths import bits_of_indices
 from bayeszip.codec.trellis import STATES, states_along
 from bayeszip.codec.ways import LEAST_CELLS
 from bayeszip.packing.contents import Contents
-from bayeszip.packing.curvature import Curvature
+from bayeszip.packing.curvature import Block, Curvature
 from bayeszip.packing.knobs import Trial
 from bayeszip.packing.steps import SHORTER, own_steps, round_bias
 from bayeszip.packing.survivors import Survivors, walk_row
@@ -51,7 +51,10 @@ _LEAST_STEP = 1e-30
 
 @dataclass(frozen=True)
 class _Part:
-    """A block of a layer's matrix: U, and the conditional curvature 1 / U_jj² of each column."""
+    """A block of a layer's matrix: U, and the conditional curvature 1 / U_jj² of each column.
+
+    With a column more, if `constant`, for what takes a shift: the bias, or the mean of the norm behind the layer.
+    """
 
     rows: slice
     columns: slice
@@ -68,30 +71,34 @@ class _Layer:
     """A weight, with its bias or the mean of the norm behind it as one column more.
 
     Its values depend on each other if that is asked for, and the coder sees the same rows.
+
+    Args:
+        bias: what there is to take a shift; None: nothing, and weights make up for it among themselves.
     """
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray, curvature: Curvature, dependent: bool) -> None:
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, curvature: Curvature, dependent: bool) -> None:
         self.shape, self.view = weight.shape, view_of(weight.shape)
         self.dependent = dependent and weight.size >= LEAST_CELLS and self.view.rows == len(weight)
         self.matrix = weight.reshape(len(weight), -1).astype(np.float64)
-        self.bias = bias.astype(np.float64)
+        self.bias = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
         self.outputs = np.maximum(curvature.outputs, LEAST_ROW * curvature.outputs.mean())
-        self.parts = [_Part(b.rows, b.columns, b.constant, b.moments, _upper(b.moments)) for b in curvature.blocks]
+        self.parts = [_part(block, takes_shift=bias is not None) for block in curvature.blocks]
+        self.size = self._size(curvature.blocks) or 1.0
         self.tuned = 1.0
 
-    def size(self) -> float:
+    def _size(self, blocks: Sequence[Block]) -> float:
         """The mean square of what the layer computes, less its mean, by how much it matters.
 
         With its mean where nothing but rounding is left: the layer computes the same for all inputs.
         """
         whole = centered = 0.0
-        for part in self.parts:
-            width = part.columns.stop - part.columns.start
-            weights, moments = self.matrix[part.rows, part.columns], part.moments[:width, :width]
-            whole += _weighted(weights, moments, self.outputs[part.rows])
-            if part.constant:
-                moments = moments - np.outer(part.moments[width, :width], part.moments[width, :width])
-            centered += _weighted(weights, moments, self.outputs[part.rows])
+        for block in blocks:
+            width = block.columns.stop - block.columns.start
+            weights, moments = self.matrix[block.rows, block.columns], block.moments[:width, :width]
+            whole += _weighted(weights, moments, self.outputs[block.rows])
+            if block.constant:
+                moments = moments - np.outer(block.moments[width, :width], block.moments[width, :width])
+            centered += _weighted(weights, moments, self.outputs[block.rows])
         return centered if centered > ROUNDING * whole else whole
 
     def error(self, chosen: np.ndarray, bias: np.ndarray) -> float:
@@ -198,6 +205,13 @@ class _Layer:
         return numbers, states, bias
 
 
+def _part(block: Block, *, takes_shift: bool) -> _Part:
+    """A block, with its column for a shift where something takes one: elsewhere what is pushed there would be lost."""
+    width, constant = block.columns.stop - block.columns.start, block.constant and takes_shift
+    moments = block.moments if constant else block.moments[:width, :width]
+    return _Part(block.rows, block.columns, constant, moments, _upper(moments))
+
+
 def _bits_along(numbers: np.ndarray, states: np.ndarray | None) -> np.ndarray:
     """What indices cost in even states and in odd ones, all cells taken together."""
     flat = None if states is None else states.ravel()
@@ -258,13 +272,14 @@ class Pushing:
         self._layers: dict[str, _Layer] = {}
         for name, curvature in self._curvatures.items():
             weight = contents.matrices[name]
-            bias = contents.biases.get(curvature.bias or "", np.zeros(len(weight)))
+            bias = contents.biases.get(curvature.bias or "")
+            if bias is None and curvature.mean is not None:
+                bias = np.zeros(len(weight))
             self._layers[name] = _Layer(weight, bias, curvature, dependent)
-        self._sizes = {name: layer.size() or 1.0 for name, layer in self._layers.items()}
 
     def at(self, factor: float) -> Trial:
         """Steps that move what layers compute by about `factor` of its size."""
-        shares = [layer.matrix.size / self._sizes[name] for name, layer in self._layers.items()]
+        shares = [layer.matrix.size / layer.size for layer in self._layers.values()]
         worth = 2 * math.log(2) * factor**2 / (sum(shares) / len(shares)) if shares else 0.0
         tensors: dict[str, QuantizedTensor] = {}
         buffers: dict[str, np.ndarray] = {}
@@ -272,7 +287,7 @@ class Pushing:
         for name, layer in self._layers.items():
             chosen = layer.best(worth)
             tensors[name] = chosen.tensor(layer.shape)
-            error += chosen.error / self._sizes[name]
+            error += chosen.error / layer.size
             self._pass_on(name, layer, chosen, worth, tensors, buffers)
         rest, rest_error = self._others(factor)
         ordered = not any(layer.dependent for layer in self._layers.values())
@@ -298,12 +313,14 @@ class Pushing:
     def _others(self, factor: float) -> tuple[dict[str, QuantizedTensor], float]:
         """Matrices, biases and vectors that no curvature is known of: moved by a share of their own."""
         held, known = self._contents, self._layers
-        pushed = {curvature.mean for curvature in self._curvatures.values()}
+        pushed = {name for curvature in self._curvatures.values() for name in (curvature.bias, curvature.mean)}
+        # A bias that took no shift, as of one of several layers that share a weight, has no step to be a part of.
+        alone = {name: array for name, array in held.biases.items() if held.matrix_of[name] in known}
         left = replace(
             held,
-            vectors={name: array for name, array in held.vectors.items() if name not in pushed},
+            vectors={name: array for name, array in {**held.vectors, **alone}.items() if name not in pushed},
             matrices={name: array for name, array in held.matrices.items() if name not in known},
-            biases={name: array for name, array in held.biases.items() if held.matrix_of[name] not in known},
+            biases={name: array for name, array in held.biases.items() if name not in alone},
         )
         trial = own_steps(left).at(factor)
         return dict(trial.tensors), trial.error if left.matrices else 0.0
