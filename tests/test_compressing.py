@@ -416,6 +416,20 @@ def test_a_curvature_is_seen_on_the_training_data():
         compress(mlp(), settings=QUICK.override("quantization.curvature=1"))
 
 
+def test_a_network_that_refuses_to_be_looked_at_is_quantized_by_rate_alone():
+    class Shy(nn.Sequential):
+        def forward(self, rows):
+            if torch.is_grad_enabled() and not self.training:
+                raise RuntimeError("not while you look")
+            return super().forward(rows)
+
+    told, watcher, settings = list[str](), Silent(), QUICK.override("quantization.rate=16")
+    watcher.on_warning = told.append
+    result = compress(Shy(*mlp()), settings=settings.override("quantization.curvature=1"), watcher=watcher)
+    assert result.blob == compress(Shy(*mlp()), settings=settings).blob
+    assert any("not while you look" in message and "by itself" in message for message in told)
+
+
 def test_weights_that_choose_together_lose_less_at_the_snap():
     few = QUICK.override("mixture.components=3", "closing.epochs=0")
     apart, joint = (compress(mlp(), settings=few.override(f"quantization.together={on}")) for on in ("false", "true"))

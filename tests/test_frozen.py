@@ -17,7 +17,13 @@ LABELS = torch.arange(64) % 3
 
 
 class Silent(Watcher):
-    """No display in tests."""
+    """No display in tests; keeps what it is warned of."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def on_warning(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def network() -> nn.Sequential:
@@ -99,3 +105,42 @@ def test_the_report_says_first_what_was_left_and_what_it_costs():
     assert line < 4
     size = sum(t.bytes for t in codec.describe(result.blob).tensors if t.name.startswith("0."))
     assert lines[line].endswith(f"0 (Linear, frozen): left as it was, {size:,} B")
+
+
+class Counted(nn.Module):
+    """A network with a parameter of whole numbers, which can't have gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.count = nn.Parameter(torch.tensor([3]), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layers(rows) * self.count
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quantization.together": True},
+        {"quantization.rate": 4, "quantization.curvature": 1},
+    ],
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_parameter_of_whole_numbers_is_kept_by_whatever_looks_at_a_network(settings, frozen):
+    net, watcher = Counted().requires_grad_(False), Silent()
+    if not frozen:
+        net.layers.requires_grad_(True)
+    loader = ResidentBatches(INPUTS, LABELS, 16)
+    result = bayeszip.compress(net, loader, recipe=QUICK, settings=settings, device="cpu", watcher=watcher)
+    count = result.compressed.tensors["count"]
+    assert isinstance(count, RawTensor)
+    assert count.values.tolist() == [3]
+    assert watcher.warnings == []
+
+
+def test_a_parameter_of_whole_numbers_is_packed_and_previewed_too():
+    packed = bayeszip.pack(Counted(), quality=95, calibration=INPUTS)
+    assert packed.compressed.tensors["count"].values.tolist() == [3]
+    only_closing = QUICK.override("all.epochs=0", "closing.epochs=1", "quantization.assignment=fit")
+    assert bayeszip.preview(Counted(), ResidentBatches(INPUTS, LABELS, 16), recipe=only_closing).seconds > 0

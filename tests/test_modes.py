@@ -1,9 +1,10 @@
 """Networks that were looked at, or trained, are in the modes that they were in, module by module."""
 
 import pytest
+import torch
 from torch import nn
 
-from bayeszip.modes import evaluating, set_training, trained_norms, training
+from bayeszip.modes import evaluating, set_training, trained_norms, training, unfreeze
 
 
 def network() -> nn.Sequential:
@@ -48,3 +49,10 @@ def test_a_norm_without_parameters_has_nothing_to_freeze():
     set_training(net)
     assert net[0].training
     assert trained_norms(net) == [net[0]]
+
+
+def test_what_has_no_gradients_stays_frozen():
+    net = network().requires_grad_(False)
+    net.register_parameter("count", nn.Parameter(torch.tensor([3]), requires_grad=False))
+    unfreeze(net)
+    assert [name for name, each in net.named_parameters() if not each.requires_grad] == ["count"]

@@ -22,8 +22,9 @@ from bayeszip.snapping import (
     _chosen,
     _fitted,
     by_curvature,
+    curvatures_if_any,
+    moments_if_any,
     seen_curvatures,
-    seen_if_any,
     seen_moments,
     together,
 )
@@ -455,8 +456,15 @@ def test_encoders_with_masks_and_layers_called_by_keyword_are_looked_at():
 def test_what_cannot_be_looked_at_is_told_and_costs_nothing():
     network, told = nn.Sequential(nn.Linear(3, 2)), []
     labels = torch.zeros(8, dtype=torch.long)
-    assert seen_if_any(network, ResidentBatches(torch.full((8, 3), torch.inf), labels, 4), told.append) == {}
-    assert "takes a shared value by itself" in told[0]
-    assert "0.weight" in told[0]
-    assert set(seen_if_any(network, ResidentBatches(torch.randn(8, 3), labels, 4), told.append)) == {"0.weight"}
-    assert len(told) == 1
+    infinite, finite = (
+        ResidentBatches(inputs, labels, 4) for inputs in (torch.full((8, 3), torch.inf), torch.ones(8, 3))
+    )
+    assert moments_if_any(network, infinite, told.append) is None
+    assert curvatures_if_any(network, {}, infinite, told.append) is None
+    assert len(told) == 2
+    for words in told:
+        assert "takes a shared value by itself" in words
+        assert "0.weight" in words
+    assert set(moments_if_any(network, finite, told.append)) == {"0.weight"}
+    assert set(curvatures_if_any(network, {}, finite, told.append)) == {"0.weight"}
+    assert len(told) == 2

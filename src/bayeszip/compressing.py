@@ -38,7 +38,7 @@ from bayeszip.progress import TrainingProgress
 from bayeszip.recipe import Recipe, Settings
 from bayeszip.result import Fit, Result
 from bayeszip.settings import to_dict
-from bayeszip.snapping import seen_curvatures, seen_if_any
+from bayeszip.snapping import curvatures_if_any, moments_if_any
 from bayeszip.targets import Quality, Target, better, steered_phase
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, to_stock, to_variational
@@ -432,10 +432,10 @@ class _Path:
         close = partial(self.training.close, closing=settings.closing, teacher=self.teacher)
         judge = partial(self.training.judged, cast=True)
         data = self.training.data.batches
-        see = partial(seen_curvatures, loader=data)
-        # Processes on unlike machines might choose otherwise.
         warn, alone = self.training.keeper.watcher.on_warning, self.training.engine.processes == 1
-        watch = partial(seen_if_any, loader=data, warn=warn) if alone else None
+        see = partial(curvatures_if_any, loader=data, warn=warn)
+        # Processes on unlike machines might choose otherwise.
+        watch = partial(moments_if_any, loader=data, warn=warn) if alone else None
         return Ending(network, self.examples, settings, close, judge, self.training.renew, see=see, watch=watch)
 
 

@@ -137,7 +137,8 @@ class Ending:
         judge: what the network that a file holds comes to.
         renew: takes the statistics of batch norms anew, without noise; None: they stay as training left them.
         in_place: let `network` take the result's weights; for one that is finished once.
-        see: the curvatures that training data show of a network with these weights; None: there are no data.
+        see: the curvatures that training data show of a network with these weights, None where they show none; None:
+            there are no data.
         watch: what the layers of a network meet on training data; None as well.
     """
 
@@ -148,8 +149,8 @@ class Ending:
     judge: Callable[[nn.Module], Figures]
     renew: Callable[[nn.Module], None] | None = None
     in_place: bool = False
-    see: Callable[[nn.Module, Mapping[str, QuantizedTensor]], Mapping[str, Curvature]] | None = None
-    watch: Callable[[nn.Module], Mapping[str, Curvature]] | None = None
+    see: Callable[[nn.Module, Mapping[str, QuantizedTensor]], Mapping[str, Curvature] | None] | None = None
+    watch: Callable[[nn.Module], Mapping[str, Curvature] | None] | None = None
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
@@ -311,13 +312,13 @@ class Ending:
         quantized: Mapping[str, QuantizedTensor],
         posterior: Posterior,
         how: Quantization,
-        watch: Callable[[nn.Module], Mapping[str, Curvature]],
+        watch: Callable[[nn.Module], Mapping[str, Curvature] | None],
     ) -> Mapping[str, QuantizedTensor]:
         """The same with regard to what layers meet, as the network is without shared values."""
         network = copy.deepcopy(self.network)
         write_means(network, quantized, posterior)
         self._renew(network)
-        return together(quantized, posterior, watch(network), how.codebook_bits)
+        return together(quantized, posterior, watch(network) or {}, how.codebook_bits)
 
     def _seen(self, posterior: Posterior, how: Quantization) -> Mapping[str, Curvature] | None:
         """What data show of the network as it is without a rate, if that counts."""

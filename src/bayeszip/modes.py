@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["evaluating", "set_training", "trained_norms", "training"]
+__all__ = ["evaluating", "set_training", "trained_norms", "training", "unfreeze"]
 
 
 @contextlib.contextmanager
@@ -29,6 +29,13 @@ def set_training(network: nn.Module) -> None:
     network.train()
     for layer in _frozen_norms(network):
         layer.eval()
+
+
+def unfreeze(network: nn.Module) -> None:
+    """Have all parameters trained that can be: of a type that has gradients."""
+    for parameter in network.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
 
 
 def trained_norms(network: nn.Module) -> list[nn.modules.batchnorm._NormBase]:

@@ -23,6 +23,7 @@ from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import parameter_count
+from bayeszip.modes import unfreeze
 from bayeszip.opening import Data, Opening, opened
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe, Settings
@@ -216,7 +217,8 @@ class _Work:
         if phases:
             # Closing phases train the same network; their steps take no longer than those before them.
             return total + self.closings * closing.epochs * taken[-1] / phases[-1].epochs
-        trained = copy.deepcopy(original).requires_grad_()
+        trained = copy.deepcopy(original)
+        unfreeze(trained)
         return total + self.closings * clock.measure(trained, closing, {}, teacher)
 
 

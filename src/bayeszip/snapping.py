@@ -21,6 +21,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,15 @@ from bayeszip.quantize import Quantization, with_values
 from bayeszip.result import write_weights
 from bayeszip.tensors import Aim, CompressedModel, QuantizedTensor
 
-__all__ = ["MoveCost", "by_curvature", "seen_curvatures", "seen_if_any", "seen_moments", "together"]
+__all__ = [
+    "MoveCost",
+    "by_curvature",
+    "curvatures_if_any",
+    "moments_if_any",
+    "seen_curvatures",
+    "seen_moments",
+    "together",
+]
 
 #: Training examples that are looked at: more than `pack` does, since here they are at hand.
 EXAMPLES = 8192
@@ -81,13 +90,24 @@ def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
     return {name: each if each.mean in means else replace(each, mean=None) for name, each in seen.items()}
 
 
-def seen_if_any(network: nn.Module, loader: Loader, warn: Callable[[str], None]) -> dict[str, Curvature]:
-    """The same; nothing, and a word to `warn`, where a network can't be looked at: no training is lost for it."""
+def curvatures_if_any(
+    network: nn.Module, quantized: Tensors, loader: Loader, warn: Callable[[str], None]
+) -> dict[str, Curvature] | None:
+    """`seen_curvatures`; None, and a word to `warn`, where a network can't be looked at: no training is lost for it."""
+    return _if_any(partial(seen_curvatures, network, quantized, loader), warn)
+
+
+def moments_if_any(network: nn.Module, loader: Loader, warn: Callable[[str], None]) -> dict[str, Curvature] | None:
+    """`seen_moments`; None, and a word to `warn`, likewise."""
+    return _if_any(partial(seen_moments, network, loader), warn)
+
+
+def _if_any(look: Callable[[], dict[str, Curvature]], warn: Callable[[str], None]) -> dict[str, Curvature] | None:
     try:
-        return seen_moments(network, loader)
+        return look()
     except BayeszipError as error:
         warn(f"each weight takes a shared value by itself, since what the layers meet can't be looked at: {error}")
-        return {}
+        return None
 
 
 class _Pairs:

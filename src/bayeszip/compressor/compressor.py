@@ -78,7 +78,7 @@ from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
 from bayeszip.result import Fit, Form, Result
 from bayeszip.settings import to_dict
-from bayeszip.snapping import seen_curvatures, seen_if_any
+from bayeszip.snapping import curvatures_if_any, moments_if_any
 from bayeszip.targets import Target
 from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
 
@@ -515,8 +515,8 @@ class Compressor:
             judged,
             None if train_loader is None else partial(renew_statistics, loader=train_loader),
             in_place=True,
-            see=None if train_loader is None else partial(seen_curvatures, loader=train_loader),
-            watch=None if train_loader is None else partial(seen_if_any, loader=train_loader, warn=warnings.warn),
+            see=None if train_loader is None else partial(curvatures_if_any, loader=train_loader, warn=warnings.warn),
+            watch=None if train_loader is None else partial(moments_if_any, loader=train_loader, warn=warnings.warn),
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
         return self._delivered(result, budget, before, judge)

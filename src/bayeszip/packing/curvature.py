@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from bayeszip.errors import DataError
 from bayeszip.fitting.batches import TARGETS, Inputs, called_with, given_by, rows_of, running
 from bayeszip.fitting.outputs import class_dim
+from bayeszip.modes import unfreeze
 
 __all__ = ["Block", "Curvature", "curvatures"]
 
@@ -270,7 +271,7 @@ def _run(
 ) -> None:
     """Shows the network its inputs, the watches watching."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    network.eval().requires_grad_(True)
+    unfreeze(network.eval())
     produced: dict[int, tuple[Tensor, _Watch]] = {}
     met: dict[nn.Module, list[_Watch | None]] = {}
     handles = [

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bayeszip.errors import ModelError
+from bayeszip.modes import unfreeze
 from bayeszip.variational.compaction import expand
 from bayeszip.variational.kinds import LOCAL, form_of, roles_of
 from bayeszip.variational.layers import VariationalLayer
@@ -68,7 +69,7 @@ def to_variational(
             "or go on with that one"
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        module.requires_grad_(True)
+        unfreeze(module)
     chosen, kept = _chosen(module, selection or Selection(), biases)
     if not chosen:
         known = ", ".join(kind.__name__ for kind in LOCAL if not isinstance(kind, str))
