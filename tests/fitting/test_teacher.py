@@ -65,6 +65,25 @@ def test_distillation_from_a_plain_loader_gives_the_same_training():
     assert not torch.allclose(trained[0], start.weight)
 
 
+class Empty(nn.Linear):
+    """A network that is a container as well, and has nothing in it."""
+
+    def __len__(self):
+        return 0
+
+
+def test_a_teacher_of_no_length_is_asked_all_the_same():
+    torch.manual_seed(0)
+    start, master = nn.Linear(6, 3), Empty(6, 3)
+    like = nn.Linear(6, 3)
+    like.load_state_dict(master.state_dict())
+    phase = Phase(name="imitate", noise=False, distillation=1.0, rate_theta=0.01)
+    trained = [copy.deepcopy(start), copy.deepcopy(start)]
+    for network, teacher in zip(trained, (master, like), strict=True):
+        fit(network, ResidentBatches(*data(), 20), [phase], n_data=100, teacher=teacher)
+    assert torch.equal(trained[0].weight, trained[1].weight)
+
+
 class Weighted(nn.Module):
     """As in a network that is trained: what is the weight makes a difference."""
 

@@ -120,7 +120,8 @@ class Fitting:
         weights = tuple(variational_weights(network))
         #: How many weights have a posterior; compaction leaves some of them uncomputed.
         self.n_weights = sum(weight.theta.numel() for weight in weights)
-        asked = Teacher(teacher, batches) if teacher and any(phase.distillation for phase in phases) else None
+        distills = any(phase.distillation for phase in phases)
+        asked = Teacher(teacher, batches) if distills and teacher is not None else None
         held = start_terms(network, phases, {}) if terms is None else tuple(terms)
         self.problem = Problem(network, weights, held, asked, loss, n_data)
         self._judge = Judge(self.problem.likelihood, metric)
