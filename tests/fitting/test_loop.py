@@ -285,7 +285,7 @@ def test_compaction_computes_fewer_weights_and_reports_them():
     ("phase", "message"),
     [
         (Phase(name="p", tau2=0.1), "p: the phase has the term mixture, and the training was given none"),
-        (Phase(name="p", distillation=0.5), "p: distillation needs the pretrained network"),
+        (Phase(name="p", distillation=0.5), "p: distillation needs a teacher; give one, or set p.distillation=0"),
     ],
 )
 def test_what_a_phase_needs_and_has_not(phase, message):

@@ -124,7 +124,7 @@ class Course:
             if not any(isinstance(term, kind) for term in self.problem.terms):
                 raise RecipeError(f"{name}: the phase has the term {kind.name}, and the training was given none")
         if self.phase.distillation and self.problem.teacher is None:
-            raise RecipeError(f"{name}: distillation needs the pretrained network as a teacher")
+            raise RecipeError(f"{name}: distillation needs a teacher; give one, or set {name}.distillation=0")
 
     # What a phase switches
 

@@ -26,7 +26,10 @@ class _Training:
     noise: bool = setting(True, "sample the weights; off: train their means alone")
     weight_decay: float = setting(0.0, "ℓ₂ penalty: adds weight_decay·w to the gradient of each weight", at_least(0))
     distillation: float = setting(
-        0.0, "share of the loss that asks for the pretrained network's outputs instead of the labels", between(0, 1)
+        0.0,
+        "share of the loss that asks for the outputs of the teacher (the network as it came, unless another is given) "
+        "instead of the labels",
+        between(0, 1),
     )
     distillation_temperature: float = setting(2.0, "softens both networks' outputs for distillation", at_least(1))
     rate_theta: float = setting(
