@@ -549,3 +549,22 @@ class TestPaths:
         monkeypatch.setattr("bayeszip.files.os.open", refuse)
         with pytest.raises(OutputError, match="permission denied; choose a folder you may write to"):
             compress(mlp(), checkpoints=Checkpointing(tmp_path / "checkpoints"))
+
+
+class Scaled(nn.Module):
+    """Takes a number beside its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x, scale):
+        return self.layer(x * scale)
+
+
+def test_a_number_beside_the_examples_is_refused_by_name():
+    scaled = [{"x": INPUTS, "scale": torch.tensor(2.0), "labels": LABELS}]
+    with pytest.raises(DataError, match=r"the input scale of a batch is one number, .* repeat the number"):
+        compress(Scaled(), data=scaled)
+    with pytest.raises(DataError, match="the target of a batch is one number"):
+        compress(mlp(), data=[(INPUTS[0], LABELS[0])])

@@ -357,6 +357,26 @@ def test_batches_by_name_need_inputs_and_targets(batch):
         count_examples([batch])
 
 
+ROWS, NUMBER = torch.ones(2, 12), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "name"),
+    [
+        ({"x": ROWS, "scale": NUMBER, "labels": ROWS}, "input scale"),
+        ({"x": ROWS, "labels": NUMBER}, "target"),
+        ((ROWS, NUMBER), "target"),
+        (((ROWS, NUMBER), ROWS), "input 2"),
+        ((ROWS, {"boxes": ROWS, "count": NUMBER}), "target count"),
+        ((NUMBER, ROWS), "input"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_numbers_without_rows_are_named(batch, name):
+    with pytest.raises(DataError, match=f"the {name} of a batch is one number, .* repeat the number for each"):
+        count_examples([batch])
+
+
 def test_a_loader_of_a_stream_has_no_length():
     class Stream(IterableDataset):
         def __iter__(self):

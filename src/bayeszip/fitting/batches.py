@@ -111,16 +111,16 @@ def checked_batch(batch: Any) -> Batch:
     """What a loader gave as a batch, lists made tuples; by name, what is not the targets is the inputs.
 
     Raises:
-        DataError: it is something else.
+        DataError: it is something else, or has a tensor without a row for each example.
     """
     if isinstance(batch, Batch):
         return batch
     if isinstance(batch, Mapping):
-        return _by_name(batch)
+        return _in_rows(_by_name(batch))
     if isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, targets = _tensors(batch[0]), _tensors(batch[1])
         if inputs is not None and targets is not None:
-            return Batch(inputs, targets)
+            return _in_rows(Batch(inputs, targets))
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
     raise DataError(
         "a batch must be (inputs, targets), each a tensor or a tuple of tensors, or tensors by name, "
@@ -137,6 +137,20 @@ def _by_name(batch: Mapping[str, Any]) -> Batch:
             f"{', '.join(map(str, batch)) or 'nothing'}"
         )
     return Batch(inputs, batch[name])
+
+
+def _in_rows(batch: Batch) -> Batch:
+    """The same; a number, which has no rows to count, to show a few of or to divide, is refused."""
+    for kind, part in (("input", batch.inputs), ("target", batch.targets)):
+        for name, tensor in part.items() if isinstance(part, dict) else enumerate(tensors_of(part), start=1):
+            if not tensor.dim():
+                which = kind if isinstance(part, Tensor) else f"{kind} {name}"
+                raise DataError(
+                    f"the {which} of a batch is one number, a tensor without dimensions, but every tensor of a batch "
+                    "needs an example in each row: repeat the number for each (.expand(n)), make it a part of the "
+                    "network, or let the loader collate single examples (batch_size=…)"
+                )
+    return batch
 
 
 def _tensors(part: Any) -> Inputs | None:
