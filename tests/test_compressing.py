@@ -645,6 +645,57 @@ def test_a_teacher_that_can_not_be_imitated_is_refused(teacher, settings, error,
         compress(mlp(), settings=QUICK.override(*settings), teacher=teacher)
 
 
+class Reversed(nn.Module):
+    """Says with certainty that none of three is on that is, and all that are not."""
+
+    def forward(self, inputs):
+        return (-20 * inputs[:, :3]).sigmoid()
+
+
+def switches():
+    inputs, _ = blobs()
+    return ResidentBatches(inputs, (inputs[:, :3] > 0).float(), 64)
+
+
+def test_a_teacher_of_probabilities_is_imitated():
+    network = nn.Sequential(mlp(), nn.Sigmoid())
+    settings = recipe("quick").override("epochs_scale=0.2", "all.tau1=0.1", "all.distillation=1")
+    options = {"settings": settings, "data": switches(), "loss": nn.BCELoss()}
+    inputs, _ = blobs(seed=1)
+    said = compress(network, teacher=Reversed(), **options).network()(inputs)
+    assert ((said > 0.5) == (Reversed()(inputs) > 0.5)).float().mean() > 0.8
+
+
+def off(outputs, targets):
+    """A loss that holds the sum of a network's outputs against one number."""
+    return (outputs.sum(1) - targets).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "teacher", "error", "message"),
+    [
+        (
+            off,
+            torch.randn(512),
+            mlp(),
+            RecipeError,
+            r"under the loss off: .*targets \(64,\) of float32 .*leave the tea",
+        ),
+        (nn.BCELoss(), torch.rand(512, 3), mlp(), ModelError, "the teacher answers numbers outside of"),
+    ],
+    ids=["off", "BCELoss"],
+)
+def test_a_teacher_that_the_loss_would_pass_over_is_refused(loss, targets, teacher, error, message):
+    data, network = ResidentBatches(blobs()[0], targets, 64), nn.Sequential(mlp(), nn.Sigmoid())
+    watcher = Silent()
+    watcher.on_batch = None  # refused before any training
+    with pytest.raises(error, match=message):
+        compress(network, data=data, loss=loss, teacher=teacher, watcher=watcher)
+    with pytest.raises(error, match=message):
+        bayeszip.preview(network, data, recipe=QUICK, loss=loss, teacher=teacher, device="cpu")
+    assert compress(network, settings=QUICK.override("epochs_scale=0.01"), data=data, loss=loss).bytes
+
+
 class Recurrent(nn.Module):
     def __init__(self, width):
         super().__init__()

@@ -34,7 +34,7 @@ from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
-from bayeszip.fitting.teacher import known_teacher
+from bayeszip.fitting.teacher import check_imitated, known_teacher
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
 from bayeszip.recipe import Recipe, Settings
@@ -127,6 +127,8 @@ def opened(
     first = _first_inputs(train_loader) if example_inputs is None or teacher is not None else None
     examples, judge = _judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
     tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
+    if tutor is not None and judge.likelihood is not None:
+        check_imitated(tutor, network, judge.likelihood.estimated(network, train_loader), train_loader)
     data = Data(train_loader, count_examples(train_loader), judge, val_loader, changes, tutor)
     return Opening(plan, target, further, hardware, engine, network, examples, data)
 

@@ -293,6 +293,27 @@ def test_the_closing_phase_asks_its_teacher_where_the_model_is(monkeypatch, give
     assert (torch.device("cpu", 0),) in moved
 
 
+def summed(outputs, targets):
+    """A loss that holds the sum of a network's outputs against one number."""
+    return (outputs.sum(1) - targets).square().mean()
+
+
+def test_a_teacher_that_the_loss_would_pass_over_is_refused():
+    inputs, targets = blobs(64)
+    compressor = Compressor(mlp(), SHORT, n_data=N, loss=summed, teacher=nn.Linear(12, 3))
+    outputs = compressor.model(inputs)
+    loss = summed(outputs, targets.float())
+    with pytest.raises(RecipeError, match=r"under the loss summed: outputs \(64, 3\) .*not given .*measure_noise"):
+        compressor.distill(loss, outputs, inputs)
+    assert compressor.distill(loss, outputs, inputs, targets=targets) is not loss
+    for _ in range(compressor.total_steps):
+        compressor.step()
+    with pytest.raises(RecipeError, match="under the loss summed"):
+        compressor.finalize(train_loader=[(inputs, targets.float())], example_inputs=inputs)
+    # It can be ended otherwise.
+    assert compressor.finalize(example_inputs=inputs).bytes
+
+
 @pytest.mark.parametrize("units", ["network", "layer"])
 def test_a_run_that_was_saved_goes_on_as_if_nothing_had_happened(model, tmp_path, units):
     interrupted = copy.deepcopy(model)

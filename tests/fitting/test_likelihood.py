@@ -211,6 +211,14 @@ def test_switches_are_imitated_as_such():
     assert Likelihood.of("bce").imitation(ours, taught, targets, 2.0).item() == pytest.approx(expected.item())
 
 
+def test_probabilities_are_imitated_by_their_cross_entropy():
+    ours, taught, targets = noise(6, 4).sigmoid(), noise(6, 4, seed=1).sigmoid(), (noise(6, 4, seed=2) > 0).float()
+    found = Likelihood.of(nn.BCELoss()).estimated(Constant(), [])
+    expected = F.binary_cross_entropy(ours, taught, reduction="sum") / 6
+    assert found.imitation(ours, taught, targets, 2.0).item() == pytest.approx(expected.item())
+    assert found.imitation(ours, taught, targets, 2.0) > found.imitation(taught, taught, targets, 2.0)
+
+
 def test_what_can_not_be_imitated_is_not():
     unknown = Likelihood.of(lambda outputs, targets: outputs.mean())
     assert unknown.imitation(noise(6, 5), noise(6, 5), noise(6), 2.0) is None

@@ -69,7 +69,7 @@ from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
-from bayeszip.fitting.teacher import check_alike, in_words, known_teacher
+from bayeszip.fitting.teacher import check_alike, check_imitated, in_words, known_teacher
 from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
@@ -337,7 +337,7 @@ class Compressor:
             taught = predictions(called_with(teacher.to(loss.device), inputs))
         if self._tutor is not None:
             check_alike(taught, predictions(outputs))
-        return self._course.blend(loss, outputs, taught, targets)
+        return self._course.blend(loss, outputs, taught, targets, needed=self._tutor is not None)
 
     def step(self) -> None:
         """Go one step on in the schedule; once after each step of the optimizer, however many batches that took.
@@ -487,6 +487,7 @@ class Compressor:
             check_curvature(train_loader, budget, (self.recipe.quantization.rate,))
         self._check_finite()
         judge = Judge(self._likelihood if loss is None else Likelihood.of(loss), Metric.of(metric))
+        self._check_closing(train_loader, judge)
         # On a copy: what fails half way, at a target or in somebody's data, is not to cost the training.
         network = to_stock(copy.deepcopy(self.model)).eval()
         result = self._ended(network, self._example_inputs(example_inputs), train_loader, val_loader, judge, budget)
@@ -545,6 +546,12 @@ class Compressor:
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def _check_closing(self, train_loader: Loader | None, judge: Judge) -> None:
+        """Refuse a closing phase that would pass over the teacher that was given."""
+        closing, likelihood = self.recipe.closing, judge.likelihood or self._likelihood
+        if train_loader is not None and self._tutor is not None and closing.epochs and closing.distillation:
+            check_imitated(self._tutor.to(self._device), self.model, likelihood, train_loader)
 
     def _close(
         self, train_loader: Loader, judge: Judge, network: nn.Module, quantized: object, shared: nn.Module

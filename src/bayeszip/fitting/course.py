@@ -219,12 +219,19 @@ class Course:
         n_data = self.problem.n_data * processes
         return add_gradients(self.weighed(dials), self.weights, n_data) if self.terms else {}
 
-    def blend(self, loss: Tensor, outputs: Any, taught: Tensor | None, targets: Inputs) -> Tensor:
-        """The data's loss, mixed with the imitation of what the teacher said, where the phase asks for that."""
-        phase = self.phase
+    def blend(
+        self, loss: Tensor, outputs: Any, taught: Tensor | None, targets: Inputs | None, *, needed: bool = False
+    ) -> Tensor:
+        """The data's loss, mixed with the imitation of what the teacher said, where the phase asks for that.
+
+        Args:
+            needed: whether to refuse a loss under which nothing can be imitated, instead of taking it alone.
+        """
+        phase, likelihood = self.phase, self.problem.likelihood
         if taught is None or not phase.distillation:
             return loss
-        copied = self.problem.likelihood.imitation(outputs, taught, targets, phase.distillation_temperature)
+        imitate = likelihood.needed_imitation if needed else likelihood.imitation
+        copied = imitate(outputs, taught, targets, phase.distillation_temperature)
         return loss if copied is None else (1 - phase.distillation) * loss + phase.distillation * copied
 
     # What is dead

@@ -10,8 +10,9 @@ s² and b are estimated: the mean loss of the pretrained network on data it was 
 loss of 0.03 in square meters weighs what 30,000 in square millimeters does, and the network is held to the accuracy it
 came with: a loss that is larger by a tenth costs D/20 nats an example, whatever its unit.
 
-What the teacher of a distillation said is imitated in the same way: classes by softened cross-entropy (Hinton et al.
-2015), anything else by its squared distance in units of the same noise; where neither makes sense, not at all.
+What the teacher of a distillation said is imitated in the same way: classes and switches by softened cross-entropy
+(Hinton et al. 2015), probabilities by their cross-entropy, anything else by its squared distance in units of the same
+noise; where none of these makes sense, not at all, which a teacher that somebody gave is refused for.
 """
 
 import math
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from bayeszip.errors import DataError, RecipeError
 from bayeszip.fitting.batches import Loader, called_with, on_device, rows_of, running
-from bayeszip.fitting.outputs import class_dim, predictions
+from bayeszip.fitting.outputs import class_dim, predictions, shape_in_words
 from bayeszip.fitting.statistics import undisturbed
 from bayeszip.modes import evaluating
 
@@ -162,9 +163,29 @@ class Likelihood:
         if self.kind == "switches":
             softened = torch.sigmoid(taught / temperature)
             return count * F.binary_cross_entropy_with_logits(ours / temperature, softened) * temperature**2
+        if self.kind == "probabilities":
+            return count * F.binary_cross_entropy(ours, taught)
         if self.closeness is None:
             return None
         return count * self.closeness * F.mse_loss(ours, taught)
+
+    def needed_imitation(self, outputs: Any, taught: Tensor, targets: Any, temperature: float) -> Tensor:
+        """The same, for a teacher that somebody gave, who would not want it passed over.
+
+        Raises:
+            RecipeError: there is no such cost; names the loss.
+        """
+        cost = self.imitation(outputs, taught, targets, temperature)
+        if cost is None:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            held = "targets that are not given" if targets is None else f"targets {_in_words(targets)}"
+            unmeasured = "call measure_noise() before, " if self.weight is None and self.kind == "unknown" else ""
+            raise RecipeError(
+                f"a teacher can't be imitated under the loss {name}: outputs {_in_words(predictions(outputs))} and "
+                f"{held} are neither classes nor numbers to compare. Give targets of the outputs' shape, as floats, or "
+                f"classes; {unmeasured}name another loss (cross-entropy, mse, mae, bce), or leave the teacher out"
+            )
+        return cost
 
     @torch.no_grad()
     def estimated(self, network: nn.Module, loader: Loader) -> "Likelihood":
@@ -293,6 +314,11 @@ def _softened(ours: Tensor, theirs: Tensor, dim: int, temperature: float) -> Ten
     ours, theirs = (logits.movedim(dim, -1).flatten(0, -2) / temperature for logits in (ours, theirs))
     # Scaled by the squared temperature so that gradients keep their size.
     return F.cross_entropy(ours, F.softmax(theirs, dim=-1)) * temperature**2
+
+
+def _in_words(part: Any) -> str:
+    shape = shape_in_words(part)
+    return f"{shape} of {str(part.dtype)[6:]}" if isinstance(part, Tensor) else shape
 
 
 def _values(part: Any) -> list[Tensor]:

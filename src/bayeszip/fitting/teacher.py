@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting.batches import Batch, Inputs, Loader, by_place, called_with, mapped, running, takes
+from bayeszip.fitting.batches import Batch, Inputs, Loader, by_place, called_with, mapped, on_device, running, takes
+from bayeszip.fitting.likelihood import Likelihood
 from bayeszip.fitting.outputs import predictions, shape_in_words
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.resident import ResidentBatches
+from bayeszip.fitting.statistics import undisturbed
 from bayeszip.graph.storable import parameter_count, unwrapped
 from bayeszip.modes import evaluating
 
-__all__ = ["Teacher", "check_alike", "in_words", "known_teacher"]
+__all__ = ["Teacher", "check_alike", "check_imitated", "in_words", "known_teacher"]
 
 #: Examples shown at once to a network that is not trained.
 ROWS_AT_ONCE = 1000
@@ -121,6 +123,32 @@ def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
             f"the teacher answers {said} where the network answers {wanted}; one that can be imitated has the same "
             "inputs and outputs"
         )
+
+
+@torch.no_grad()
+def check_imitated(teacher: nn.Module, network: nn.Module, likelihood: Likelihood, loader: Loader) -> None:
+    """Refuse a teacher that nothing could be learnt from under this loss, by a first batch.
+
+    Raises:
+        RecipeError: the loss gives no way to imitate it.
+        ModelError: it says something else than probabilities, where the loss takes these.
+    """
+    device = next(network.parameters()).device
+    with undisturbed(loader) as batches:
+        batch = next(on_device(batches, device), None)
+    if batch is None:
+        return  # whoever trains will say so
+    with evaluating(network), running("the teacher"):
+        outputs, taught = called_with(network, batch.inputs), predictions(called_with(teacher, batch.inputs))
+    check_alike(taught, predictions(outputs))
+    if taught is None:  # never: this is no like of anything
+        raise TypeError(type(teacher))
+    if likelihood.kind == "probabilities" and not bool(((taught >= 0) & (taught <= 1)).all()):
+        raise ModelError(
+            "the teacher answers numbers outside of [0, 1], and the loss takes probabilities; let it end in a sigmoid, "
+            "as the network does"
+        )
+    likelihood.needed_imitation(outputs, taught, batch.targets, 1.0)
 
 
 def in_words(teacher: nn.Module | None) -> str | None:
