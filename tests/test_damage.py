@@ -136,6 +136,23 @@ def test_a_training_that_is_too_short(trained):
     assert not said(compress(trained, "all.rate_log_sigma2=1"), "too short")
 
 
+class Unsized:
+    """Gives batches, and does not say how many."""
+
+    def __iter__(self):
+        return iter(clouds())
+
+
+def test_how_long_a_training_is_does_not_depend_on_a_loaders_length(trained):
+    settings = SHORT.override("all.rate_theta=1e-5", "all.rate_log_sigma2=0.7")
+    reaches = []
+    for loader in (clouds(), Unsized()):
+        result = bayeszip.compress(trained, loader, recipe=settings, device="cpu", watcher=Watcher())
+        assert not said(result, "too short")
+        reaches.append(result.fit.reach)
+    assert reaches[0] == reaches[1]
+
+
 def test_how_far_a_training_gets():
     phase = Phase(name="vd", epochs=1, tau1=1.0, rate_log_sigma2=0.01, rate_theta=0.001, schedule="linear")
     assert damage.reach_of([(phase, 500)], means=False) == pytest.approx(0.01 * 250 / damage.REACH)

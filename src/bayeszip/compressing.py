@@ -194,10 +194,16 @@ def _trained(begun: Opening, seed: int, pretrain: bool, keeper: Keeper["_History
         augment=None if data.augment is None else name_of(data.augment),
         teacher=in_words(data.teacher),
         judge=data.judge,
-        reach=reach_of([(phase, phase.epochs * count_batches(data.batches)) for phase in plan.phases]),
+        reach=_reach(plan.phases, keeper.watcher.history),
     )
     others = (_told_of(other, history, settings) for other, settings in zip(result.others, begun.further, strict=True))
     return dataclasses.replace(_told_of(result, history, plan), others=tuple(others))
+
+
+def _reach(phases: Sequence[Phase], history: Sequence[EpochStats]) -> float | None:
+    """How far weights and variances got, by the steps that epochs turned out to have."""
+    steps = {stats.phase: stats.steps or 0 for stats in history}
+    return reach_of([(phase, phase.epochs * steps.get(phase.name, 0)) for phase in phases])
 
 
 def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
@@ -473,7 +479,7 @@ def _conditions(begun: Opening, seed: int, pretrain: bool) -> dict[str, Any]:
         **machine_conditions(next((parameter.device for parameter in network.parameters()), torch.device("cpu"))),
         "network": network_conditions(network),
         "data": data_conditions(data.batches, data.n_data, data.likelihood.function),
-        "validation": None if data.validation is None else count_batches(data.validation),
+        "validation": None if data.validation is None else count_batches(data.validation) or "unknown",
         "metric": None if data.judge.metric is None else data.judge.metric.name,
         "augmentation": None if data.augment is None else name_of(data.augment),
         "teacher": None if data.teacher is None else network_conditions(data.teacher),

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from bayeszip.compressing import converted
 from bayeszip.ending import Ending
 from bayeszip.fitting import Figures, Fitting, Likelihood, Phase, ResidentBatches, count_examples, start_terms
 from bayeszip.fitting.augmentation import Augmentation, Transform
-from bayeszip.fitting.batches import Loader, checked_batch, count_batches, given_by, rows_of
+from bayeszip.fitting.batches import Loader, checked_batch, count_batches, expected_batches, given_by, rows_of
 from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
@@ -278,9 +277,10 @@ class _Clock:
     def _steps(self, n_data: int) -> int:
         """In an epoch."""
         counted = count_batches(self.data.batches)
-        if counted > 1:
+        if counted is not None:
             return counted
-        return math.ceil(n_data / rows_of(next(checked_batch(batch).targets for batch in given_by(self.data.batches))))
+        first = next(checked_batch(batch).targets for batch in given_by(self.data.batches))
+        return expected_batches(n_data, rows_of(first))
 
     def _evaluation(self, network: nn.Module) -> float:
         validation = self.data.validation

@@ -60,7 +60,7 @@ def largest_difference(one, other):
     return max(float((one[name] - other[name]).abs().max()) for name in one if name != "draw")
 
 
-@pytest.mark.parametrize("scenario", ["resident", "loader", "list", "accumulated"])
+@pytest.mark.parametrize("scenario", ["resident", "loader", "list", "stream", "accumulated"])
 def test_two_processes_come_to_what_one_with_the_whole_batch_does(folder, scenario):
     alone = two_processes.SCENARIOS[scenario]()
     first, second = of_both(folder, scenario)

@@ -388,6 +388,39 @@ def test_a_loader_of_a_stream_has_no_length():
     assert len(recorder.epochs) == 2
 
 
+class Unsized:
+    """Gives batches, and does not say how many."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self):
+        inputs, targets = next(iter(problem(sum(self.rows), sum(self.rows))))
+        return zip(inputs.split(self.rows), targets.split(self.rows), strict=True)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_loader_without_a_length_trains_as_one_with_it(schedule):
+    trained = []
+    for loader in (Unsized(16, 16, 16, 16), list(Unsized(16, 16, 16, 16))):
+        network, recorder = build(), Recorder()
+        torch.manual_seed(1)
+        phases = [Phase(epochs=1, tau1=1.0, schedule=schedule, rate_theta=1e-2)] * 2
+        fit(network, loader, phases, n_data=64, watcher=recorder)
+        assert recorder.done == [0, 0.25, 0.5, 0.75] * 2
+        assert [stats.steps for stats in recorder.epochs] == [4, 4]
+        trained.append(network[0].weight.detach())
+    assert torch.equal(*trained)
+
+
+def test_after_one_pass_it_is_known_how_many_batches_there_are():
+    recorder = Recorder()
+    phases = [Phase(epochs=2, tau1=1.0), Phase(epochs=1, tau1=1.0)]
+    fit(build(), Unsized(8, 24, 16, 16), phases, n_data=64, watcher=recorder)
+    # As many as eight are expected at first.
+    assert recorder.done == [0, 1 / 16, 2 / 16, 3 / 16, 0.5, 0.625, 0.75, 0.875, 0, 0.25, 0.5, 0.75]
+
+
 def test_count_examples_does_not_ask_a_progress_bar_how_far_it_is():
     class Bar:
         n = 0

@@ -57,13 +57,14 @@ class Strength(Steering):
         return self._strength
 
 
-def phases(noise):
-    common = {"noise": noise, "tau1": 1.0 if noise else 0.0, "rate_theta": 1e-2, "rate_log_sigma2": 1e-1}
+def phases(noise, schedule):
+    rates = {"schedule": schedule, "rate_theta": 1e-2, "rate_log_sigma2": 1e-1}
+    common = {"noise": noise, "tau1": 1.0 if noise else 0.0, **rates}
     sharing = Phase(name="sharing", epochs=3, tau2=0.05, reseed=True, compact_every=1, **common)
     return [Phase(name="first", epochs=2, **common), sharing]
 
 
-def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no", strength=1.0):
+def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no", strength=1.0, schedule="constant"):
     """Tensors of the network and the mixture after two phases, and the history."""
     net = network(*middle)
     to_variational(net, log_sigma2=-6.0 if noise else -10.0, biases=True)
@@ -73,7 +74,7 @@ def fitted(batches, *, noise=False, middle=(), accumulate=1, mixed_precision="no
     fit(
         net,
         batches,
-        phases(noise),
+        phases(noise, schedule),
         n_data=EXAMPLES,
         terms=(Divergence(), prior),
         validation=ResidentBatches(x, y, 50),
@@ -104,6 +105,15 @@ def loaded(**options):
 def listed(**options):
     x, y = data()
     return fitted(list(zip(x.split(BATCH), y.split(BATCH), strict=True)), **options)
+
+
+class Stream:
+    """Has no length; its first batch is too small for two processes, the others are not."""
+
+    def __iter__(self):
+        x, y = data()
+        yield x[:1], y[:1]
+        yield from zip(x[1:].split(BATCH), y[1:].split(BATCH), strict=True)
 
 
 def compressed():
@@ -163,6 +173,7 @@ SCENARIOS = {
     "resident": resident,
     "loader": loaded,
     "list": listed,
+    "stream": lambda: fitted(Stream(), schedule="linear"),
     "accumulated": lambda: resident(accumulate=3),
     "noise": lambda: resident(noise=True),
     "strength": lambda: resident(noise=True, strength=1.0 if os.environ.get("RANK", "0") == "0" else 50.0),

@@ -5,6 +5,7 @@ order or by name; or all in one, by name.
 import contextlib
 import dataclasses
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "count_batches",
     "count_examples",
     "examples_from",
+    "expected_batches",
     "given_by",
     "in_order",
     "in_parts",
@@ -336,12 +338,17 @@ def in_parts(count: int, *batch: Inputs) -> Iterator[tuple[float, tuple[Inputs, 
         yield (high - low) / n, tuple(sliced(tensors, n, low, high) for tensors in batch)
 
 
-def count_batches(loader: Loader) -> int:
-    """How many batches a pass has; 1 where nobody knows. A loader of a stream has a length that raises."""
+def count_batches(loader: Loader) -> int | None:
+    """How many batches a pass has; None: nobody knows. A loader of a stream has a length that raises."""
     try:
-        return max(1, len(loader)) if isinstance(loader, Sized) else 1
+        return max(1, len(loader)) if isinstance(loader, Sized) else None
     except TypeError:
-        return 1
+        return None
+
+
+def expected_batches(n_data: int, rows: int) -> int:
+    """How many batches a pass over so many examples has if all have as many rows as the first one."""
+    return max(1, math.ceil(n_data / max(1, rows)))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def data_conditions(loader: Loader, n_data: int, loss: Callable[..., Any]) -> di
     """How much data, in which batches, and, where it lies in memory, which."""
     found: dict[str, Any] = {
         "examples": n_data,
-        "batches": count_batches(loader),
+        "batches": count_batches(loader) or "unknown",
         "batch_size": getattr(loader, "batch_size", None),
         "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
     }

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bayeszip.errors import CheckpointError, DataError, TrainingError
 from bayeszip.fitting.augmentation import Augmentation, Transform, augmented
-from bayeszip.fitting.batches import Batch, Loader, checked_batch, count_batches, running
+from bayeszip.fitting.batches import Batch, Loader, checked_batch, count_batches, expected_batches, rows_of, running
 from bayeszip.fitting.course import Course, Dials, Problem, start_terms
 from bayeszip.fitting.engine import Engine, SingleProcess, told
 from bayeszip.fitting.evaluation import Figures, Judge, Metric
@@ -130,6 +130,8 @@ class Fitting:
             course.check_needs()
         #: Where on the way it is: which phase, how many of its epochs are over, how many batches of the next one.
         self.phase_index = self.epoch = self.batch = 0
+        #: Batches of a pass: as the loader says, else as many as the last pass had, or as a first batch lets expect.
+        self.n_batches = count_batches(self.batches)
         #: All steps so far.
         self.steps = 0
         #: On all learning rates; less than 1 after something was not finite.
@@ -189,6 +191,7 @@ class Fitting:
             "epoch": self.epoch,
             "batch": self.batch,
             "steps": self.steps,
+            "n_batches": self.n_batches,
             "rate_factor": self.rate_factor,
             "sums": self.sums,
             "seconds": time.perf_counter() - self._epoch_began if self.batch else 0.0,
@@ -209,6 +212,7 @@ class Fitting:
         if self.phase_index >= len(epochs) or self.epoch + (self.batch > 0) > epochs[self.phase_index]:
             raise CheckpointError("the checkpoint is further on than these phases go; were they shortened?")
         self.steps, self.rate_factor = state["steps"], state["rate_factor"]
+        self.n_batches = count_batches(self.batches) or state["n_batches"]
         self.sums = state["sums"].to(self.device, copy=True)
         self._epoch_began = time.perf_counter() - state["seconds"]
         self.load_result(state)
@@ -329,6 +333,7 @@ class Fitting:
             weights_computed=sum(weight.theta.numel() for weight in self.problem.weights),
             loss=judged.loss,
             metric=judged.metric,
+            steps=self.batch,
         )
 
     def _judged(self) -> Figures:
@@ -353,10 +358,11 @@ class Fitting:
 
     def _run_batches(self) -> None:
         strength = self.engine.from_main(self.steering.strength)
-        n_batches = count_batches(self.batches)
         take = self._take_staged if self._is_recorded() else self._take_step
         for batch in map(checked_batch, self._passes.rest(self.batch)):
-            done = (self.epoch + min(self.batch, n_batches) / n_batches) / self.phase.epochs
+            if self.n_batches is None:
+                self.n_batches = self._expected(batch)
+            done = (self.epoch + min(self.batch, self.n_batches) / self.n_batches) / self.phase.epochs
             take(self.course.dials_at(done, strength), batch)
             self.batch, self.steps = self.batch + 1, self.steps + 1
             self.watcher.on_batch(self.phase, done)
@@ -366,6 +372,14 @@ class Fitting:
                 "the training data gave no batch; check the loader (and drop_last). A generator gives batches once, "
                 "and each epoch needs them: give a list, or a loader"
             )
+        if count_batches(self.batches) is None:
+            self.n_batches = self.batch
+
+    def _expected(self, batch: Batch) -> int:
+        """How many batches a pass has, if all are like this one, of which each process has its share."""
+        rows = torch.tensor(float(rows_of(batch.targets)), device=self.device)
+        self.engine.add_up([rows])
+        return expected_batches(self.problem.n_data, int(rows))
 
     def _is_recorded(self) -> bool:
         """Whether steps are recorded and replayed: on a GPU, where a step is nothing but itself."""

@@ -32,6 +32,8 @@ class EpochStats:
     #: On the validation data, as `accuracy`: the caller's loss, in its own unit, and metric.
     loss: float | None = None
     metric: float | None = None
+    #: Of the optimizer, in this epoch.
+    steps: int | None = None
 
 
 class Watcher:

@@ -98,12 +98,13 @@ def _epoch(held: dict[str, Any]) -> EpochStats:
         "epochs": int,
         "weights_computed": int,
         "bytes": int,
+        "steps": int,
         "parts": lambda parts: {str(name): _finite(value) for name, value in parts.items()},
     }
     figures: dict[str, Any] = {}
     for field in dataclasses.fields(EpochStats):
         if field.name not in held and field.default is not dataclasses.MISSING:
             continue
-        missing = field.name in ("accuracy", "bytes", "loss", "metric") and held[field.name] is None
+        missing = field.name in ("accuracy", "bytes", "loss", "metric", "steps") and held[field.name] is None
         figures[field.name] = None if missing else kinds.get(field.name, _finite)(held[field.name])
     return EpochStats(**figures)
