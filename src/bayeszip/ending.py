@@ -22,7 +22,7 @@ from bayeszip.packing.curvature import Curvature
 from bayeszip.packing.pack import pack
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, with_values
-from bayeszip.recipe import Coding, Recipe
+from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.snapping import by_curvature, together
 from bayeszip.targets import (
@@ -255,12 +255,7 @@ class Ending:
         weights = sum(int(each.count_nonzero()) for each in original.parameters())
         if 8 * result.bytes < weights:
             return result
-        coding = self.settings.coding
-        packed = pack(
-            copy.deepcopy(original).cpu(),
-            example_inputs=self.examples,
-            coding=None if coding == Coding() else coding,
-        )
+        packed = pack(copy.deepcopy(original).cpu(), example_inputs=self.examples, coding=self.settings.coding)
         result = dataclasses.replace(result, packed=packed.bytes)
         # Packing takes no heed of what is frozen, which was to stay; and without figures nobody knows which is better.
         frozen = any(not each.requires_grad for each in self.network.parameters())

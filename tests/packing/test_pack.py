@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,6 +221,9 @@ def test_the_commands(image, tmp_path, monkeypatch, capsys):
     assert "written to" in run(monkeypatch, capsys, "export", "w.bayz", "back.safetensors")
     assert load_file("back.safetensors").keys() == network().state_dict().keys()
     assert "the whole file" in run(monkeypatch, capsys, "pack", "w.safetensors", "-o", "w.bayz", "--max-error", 0.01)
+    for coder in ("default", "context"):
+        run(monkeypatch, capsys, "pack", "w.safetensors", "-o", f"{coder}.bayz", "--quality", 95, "--coder", coder)
+    assert Path("default.bayz").read_bytes() == Path("context.bayz").read_bytes()
 
 
 def test_the_report_says_how_far_weights_moved():
@@ -293,6 +297,52 @@ def test_a_bound_holds_in_the_decoded_file(image):
     for name in ("0.weight", "4.weight", "4.bias", "1.running_var"):
         original = state[name].double().numpy()
         assert np.abs(decoded[name].dequantize() - original).max() <= 0.02 * np.abs(original).max()
+
+
+@pytest.mark.parametrize("knob", [{"max_error": 1e-5}, {"components": 2**15}])
+@pytest.mark.parametrize("coder", ["context", "csr-huffman"])
+def test_the_coder_changes_nothing_about_what_a_knob_keeps(image, knob, coder):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 5)).eval()
+    with torch.no_grad():
+        for values in (net[1].weight, net[1].running_var):
+            values.uniform_(0.5, 2)
+        for values in (net[1].bias, net[1].running_mean):
+            values.normal_()
+        whole = net(image)
+        default, named = (
+            bayeszip.pack(net, example_inputs=image, coding=coding, **knob).network()(image)
+            for coding in (None, Coding(coder=coder))
+        )
+    assert torch.equal(named, default)
+    assert float((named - whole).norm() / whole.norm()) < 5e-5
+
+
+@pytest.mark.parametrize("knob", [{}, {"quality": 90}, {"max_bytes": 900}])
+def test_the_default_coder_by_its_name_writes_the_same_file(image, knob):
+    default, named = (
+        bayeszip.pack(network(), example_inputs=image, coding=coding, **knob)
+        for coding in (None, Coding(coder="context"))
+    )
+    assert named.blob == default.blob
+
+
+def test_norms_rounded_beside_a_knob_that_keeps_them_are_refused(image):
+    for name, knob in (("max_error", {"max_error": 0.01}), ("components", {"components": 8})):
+        with pytest.raises(RecipeError, match=rf"coding\.norm_error=0\.01 moves what {name} keeps; .*norms=keep"):
+            bayeszip.pack(network(), example_inputs=image, coding=Coding(norm_error=0.01), **knob)
+        kept = bayeszip.pack(network(), example_inputs=image, coding=Coding(norm_error=0.01, norms="keep"), **knob)
+        assert kept.blob == bayeszip.pack(network(), example_inputs=image, **knob).blob
+
+
+def test_norms_may_be_folded_beside_a_knob_that_keeps_them_if_they_are_not_rounded(image):
+    kept, folded = (
+        bayeszip.pack(network(), example_inputs=image, coding=coding, components=8)
+        for coding in (None, Coding(norm_error=0))
+    )
+    assert "1.running_var" in kept.compressed.tensors
+    assert "1.running_var" not in folded.compressed.tensors
+    torch.testing.assert_close(folded.network()(image), kept.network()(image), rtol=1e-4, atol=1e-5)
 
 
 def test_two_knobs_are_refused():

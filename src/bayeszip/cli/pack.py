@@ -97,7 +97,7 @@ def pack(
 
     knobs: dict[str, Any] = {"quality": quality, "max_error": max_error, "components": components}
     knobs["max_bytes"] = None if max_bytes is None else parse_bytes(max_bytes)
-    knobs["coding"] = None if coder == "default" else Coding(coder=coder)
+    knobs["coding"] = Coding(coder=coder)
     if into is None and (calibrate or data):
         raise RecipeError("--calibrate and --data need the network: name it with --into")
     if not sweep and (output is None or plot is not None or data is not None):

@@ -23,9 +23,6 @@ from bayeszip.variational.kinds import is_norm
 
 __all__ = ["pack"]
 
-#: Everything but what is quantized is kept bit for bit.
-AS_IT_IS = Coding(norms="keep")
-
 #: How many examples of one tensor are looked at together.
 BATCH = 128
 
@@ -64,10 +61,11 @@ def pack(
         calibration: batches of inputs, or of (inputs, targets), or one tensor of inputs: weights are chosen by what
             they do to these, errors of some made good by others. A few hundred examples suffice. With `quality` or
             `max_bytes`.
-        coding: how to code; by default norms are folded where the graph is known.
+        coding: how to code. Unless it says otherwise, norms are folded where the graph is known and rounded within the
+            quality; with `max_error` or `components` they are kept, and rounded by no more than the former says.
 
     Raises:
-        RecipeError: a knob is out of range, or two contradict each other.
+        RecipeError: a knob is out of range, or two contradict each other, or `coding` one of them.
         DataError: `calibration` gives no batches.
         TargetError: `max_bytes` is out of reach.
     """
@@ -78,8 +76,7 @@ def pack(
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     if inputs is not None and not isinstance(inputs, Sequence):
         raise ModelError(f"example_inputs must be tensors, in the order of forward, not {type(inputs).__name__}")
-    exactly = components is not None or max_error is not None
-    target = _Target(network, tensors, inputs, coding or (AS_IT_IS if exactly else None))
+    target = _Target(network, tensors, inputs, _coding_for(knob, coding or Coding()))
     if components is not None:
         return target.code(Trial(clustered(tensors, components), 0.0))
     contents = contents_of(tensors, () if max_error is not None else target.norms())
@@ -93,6 +90,28 @@ def pack(
         found = curvatures(network, calibration.split(BATCH) if isinstance(calibration, Tensor) else calibration)
         return target.reach(knob, contents, [Pushing(contents, found, target.knows_dependent)])
     return target.reach(knob, contents, [one_step(contents), own_steps(contents)])
+
+
+def _coding_for(knob: Knob, coding: Coding) -> Coding:
+    """The coding, with norms kept where a knob says how far everything may move, and it says nothing of them.
+
+    Raises:
+        RecipeError: it rounds them by an error of its own.
+    """
+    if (knob.components is None and knob.max_error is None) or coding.norms == "keep" or not coding.norm_error:
+        return coding
+    if not _leaves_norms_to_knobs(coding):
+        name = "max_error" if knob.components is None else "components"
+        raise RecipeError(
+            f"coding.norm_error={coding.norm_error:g} moves what {name} keeps; leave it out, or set it to 0, or "
+            "set coding.norms=keep"
+        )
+    return dataclasses.replace(coding, norms="keep")
+
+
+def _leaves_norms_to_knobs(coding: Coding) -> bool:
+    """Whether it says nothing of its own on how far norms move: what names a coder alone changes nothing else."""
+    return coding.norm_error == Coding().norm_error
 
 
 def _tensors_of(model: nn.Module | Mapping[str, Tensor]) -> tuple[nn.Module | None, dict[str, Tensor]]:
@@ -117,10 +136,10 @@ class _Target:
         network: nn.Module | None,
         tensors: Mapping[str, Tensor],
         inputs: Sequence[Tensor] | None,
-        coding: Coding | None,
+        coding: Coding,
     ) -> None:
-        self._network, self._tensors, self._coding = network, tensors, coding or Coding()
-        self._rounds_norms = coding is None
+        self._network, self._tensors, self._coding = network, tensors, coding
+        self._rounds_norms = _leaves_norms_to_knobs(coding)
         self._coder, self._options = coder_of(self._coding)
         self._form = None if network is None else Form(network, inputs, self._coding)
 
