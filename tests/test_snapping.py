@@ -462,9 +462,8 @@ def test_what_cannot_be_looked_at_is_told_and_costs_nothing():
     assert moments_if_any(network, infinite, told.append) is None
     assert curvatures_if_any(network, {}, infinite, told.append) is None
     assert len(told) == 2
-    for words in told:
-        assert "takes a shared value by itself" in words
-        assert "0.weight" in words
+    assert all("takes a shared value by itself" in words for words in told)
+    assert "0.weight" in told[0]
     assert set(moments_if_any(network, finite, told.append)) == {"0.weight"}
     assert set(curvatures_if_any(network, {}, finite, told.append)) == {"0.weight"}
     assert len(told) == 2
