@@ -14,8 +14,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import bayeszip
-from bayeszip import codec, ending, targets
+from bayeszip import codec, compressing, ending, targets
 from bayeszip.cli import app
+from bayeszip.compressing import WEAKER
 from bayeszip.errors import DataError, RecipeError, TargetError
 from bayeszip.experiments import EXPERIMENTS
 from bayeszip.experiments.records import file_of, is_of, read
@@ -24,6 +25,7 @@ from bayeszip.fitting.course import Problem
 from bayeszip.posterior import GaussianTensor, Posterior
 from bayeszip.quantize import Quantization, quantize
 from bayeszip.recipe import recipe
+from bayeszip.record import run_record
 from bayeszip.targets import ByteSteering, Quality, QualitySteering, Target, largest_within, parse_bytes, within_bytes
 from bayeszip.tensors import CompressedModel
 from bayeszip.variational import Divergence, to_variational, variational_weights
@@ -49,7 +51,7 @@ def batches(seed=0):
     return ResidentBatches(*blobs(seed=seed), 128, shuffle=True, seed=seed)
 
 
-def compress(settings=RECIPE, **target):
+def compress(settings=RECIPE, watcher=None, **target):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6))
     return bayeszip.compress(
@@ -59,7 +61,7 @@ def compress(settings=RECIPE, **target):
         recipe=settings,
         pretrain=True,
         device="cpu",
-        watcher=Watcher(),
+        watcher=watcher or Watcher(),
         **target,
     )
 
@@ -158,6 +160,66 @@ def test_without_a_strength_there_is_no_weaker_prior_to_train_under(name, traini
             max_accuracy_drop=1,
         )  # fmt: skip
     assert trained[settings.phases[0].name] == trainings
+
+
+@pytest.fixture
+def three_trainings(monkeypatch):
+    """Lets no training keep its figure, and prefers the one of this number; gives the ends and strengths of all."""
+    ceilings, ends, strengths = [], [], []
+    monkeypatch.setattr(Quality, "is_kept", lambda quality, figures: False)
+
+    def steering_towards(*given):
+        ceilings.append(given[-1])
+        steering = ending.steering_towards(*given)
+        strengths.append(steering)
+        return steering
+
+    class Noting(Watcher):
+        def on_epoch(self, stats, course):
+            if (stats.phase, stats.epoch) == ("vd+sws", stats.epochs):
+                ends.append(stats.accuracy)
+
+    def preferring(number, **options):
+        settings = RECIPE.override("vd.epochs=4", "vd+sws.epochs=2", "all.rate_theta=0.02", "closing.epochs=1")
+        results = []
+
+        def better(one, other, quality):
+            results[:] = results or [other]
+            results.append(one)
+            return results[min(number, len(results) - 1)]
+
+        monkeypatch.setattr(compressing, "better", better)
+        monkeypatch.setattr(compressing, "steering_towards", steering_towards)
+        try:
+            result = compress(settings, watcher=Noting(), max_accuracy_drop=3, **options)
+        except TargetError as error:
+            result = error.result
+        return result, ends, ceilings, [steering.strength() for steering in strengths]
+
+    return preferring
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_record_tells_of_the_training_that_its_file_is_from(number, three_trainings):
+    result, ends, _, strengths = three_trainings(number)
+    assert len(set(ends)) == len(ends) == 3
+    assert result.trained.accuracy == ends[number]
+    assert run_record(result, {})["validation_accuracy_trained"] == ends[number]
+    assert result.fit.strength == strengths[number]
+
+
+def test_each_training_is_weaker_than_the_last_whichever_was_best(three_trainings):
+    _, _, ceilings, strengths = three_trainings(0)
+    assert ceilings[0] is None
+    assert ceilings[1:] == [pytest.approx(WEAKER * strength) for strength in strengths[:2]]
+    assert strengths[2] < strengths[1] < strengths[0]
+
+
+def test_a_network_that_no_training_has_changed_is_recorded_as_it_was(three_trainings):
+    result, ends, _, _ = three_trainings(3)
+    assert result.fit.strength == 0
+    assert run_record(result, {})["validation_accuracy_trained"] == result.fit.accuracy_before
+    assert len(ends) == 3
 
 
 @pytest.mark.parametrize(

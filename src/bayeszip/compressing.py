@@ -256,6 +256,16 @@ class _History(Watcher):
         self.history.append(stats)
         self.inner.on_epoch(stats, course)
 
+    def trained(self, number: int) -> Figures:
+        """What the network came to at the end of a training after so many others; nothing where it has no phase.
+
+        A history that was taken up may tell of later ones already.
+        """
+        last = next((phase for phase in reversed(self.settings.phases) if phase.epochs), None)
+        ends = [stats for stats in self.history if last and (stats.phase, stats.epoch) == (last.name, last.epochs)]
+        found = ends[number] if number < len(ends) else None
+        return Figures() if found is None else Figures(found.accuracy, found.loss, found.metric)
+
     def _measure(self, stats: EpochStats, course: Course) -> int:
         """What a file would take now; 0 if it is not measured, since that would take too large a share of the time."""
         last = stats.epoch == stats.epochs
@@ -382,14 +392,16 @@ class _Path:
         under a weaker prior; if none keeps it, that network itself is coded, by as many shared values as it takes.
         """
         quality = self.target.quality(self.before, self.training.data.judge.metric) if self.target else None
-        result, conversion, strength = self._attempt(quality, None)
+        result, conversion, strength = self._attempt(0, quality, None)
+        last = strength
         # Without a strength the next training would be under the same prior.
-        for _ in range(ATTEMPTS - 1 if steered_phase(self.settings.phases) else 0):
+        for number in range(1, ATTEMPTS if steered_phase(self.settings.phases) else 1):
             if quality is None or quality.is_kept(result.figures):
                 break
-            other, conversion, weaker = self._attempt(quality, strength * WEAKER)
+            # Weaker than in the last training, also where an earlier one came closer: else the two would be alike.
+            other, conversion, last = self._attempt(number, quality, last * WEAKER)
             kept, result = result, better(other, result, quality)
-            strength = strength if result is kept else weaker
+            strength = strength if result is kept else last
         if quality is not None and not quality.is_kept(result.figures):
             network, _ = self._gaussian(quality)
             posterior = Posterior.of(network)
@@ -402,8 +414,12 @@ class _Path:
             result = dataclasses.replace(smallest, others=result.others)
         return result, conversion, strength
 
-    def _attempt(self, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
-        """One training from the start, with a strength of at most `ceiling`, and its ending."""
+    def _attempt(self, number: int, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
+        """One training from the start, with a strength of at most `ceiling`, and its ending.
+
+        Args:
+            number: how many were before it.
+        """
         training, settings, original = self.training, self.settings, self.original
         network, conversion = self._gaussian(quality)
         ending = self._ending(network)
@@ -415,7 +431,9 @@ class _Path:
         to_stock(network)
         result = ending.towards(self.target, posterior, quality, self.before)
         others = [self._ending(network, each).as_set(posterior, each.quantization) for each in self.further]
-        return dataclasses.replace(result, others=tuple(others)), conversion, steering.strength()
+        trained = training.keeper.watcher.trained(number)
+        told = [dataclasses.replace(each, trained=trained) for each in (result, *others)]
+        return dataclasses.replace(told[0], others=tuple(told[1:])), conversion, steering.strength()
 
     @cached_property
     def original(self) -> nn.Module:

@@ -65,17 +65,17 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
     """What there is to say about a run, as JSON can hold it.
 
     On the validation data accuracy is stated four times: of the network that was given (`…_before`), at the end of the
-    last phase (`…_trained`), right after quantization (`…_snapped`), and of the file. What the snap costs is the step
+    last phase (`…_trained`) of the training that the file is from, right after quantization (`…_snapped`), and of the
+    file. What the snap costs is the step
     from the second to the third, what the closing phase brings the one from there to the fourth.
     """
     fit = result.fit
     if fit is None:
         raise ModelError("nothing was trained, so there is no run to record")
-    trained = [stats.accuracy for stats in fit.history if stats.phase != fit.recipe.closing.name]
     return {
         **figures,
         "validation_accuracy_before": fit.accuracy_before,
-        "validation_accuracy_trained": trained[-1] if trained else fit.accuracy_before,
+        "validation_accuracy_trained": result.accuracy_trained,
         "validation_accuracy_snapped": result.accuracy_snapped,
         "validation_accuracy": result.accuracy,
         "validation_loss_before": fit.before.loss,

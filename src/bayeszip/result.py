@@ -79,10 +79,11 @@ class Result:
     compressed: CompressedModel
     #: Why the file holds tensors without a graph; None if it holds the graph.
     without_graph: str | None = None
-    #: What `model` comes to on the validation data, if there was any, and right after quantization, before its shared
-    #: values were trained.
+    #: What `model` comes to on the validation data, if there was any; right after quantization, before its shared
+    #: values were trained; and at the end of the training that it is from, of those that a target may take.
     figures: Figures = NOTHING
     snapped: Figures = NOTHING
+    trained: Figures = NOTHING
     #: Weights of layers of which none is left.
     died: tuple[str, ...] = ()
     #: What is wrong, or may be, with it: sentences for people.
@@ -120,6 +121,12 @@ class Result:
     @property
     def accuracy_snapped(self) -> float | None:
         return self.snapped.accuracy
+
+    @property
+    def accuracy_trained(self) -> float | None:
+        """At the end of the last phase; of a network that no phase has changed, what it was."""
+        before = None if self.fit is None else self.fit.accuracy_before
+        return before if self.trained.accuracy is None else self.trained.accuracy
 
     @property
     def ratio(self) -> float:
