@@ -1,9 +1,9 @@
 """`bayeszip pack`."""
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,6 @@ from bayeszip.errors import RecipeError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bayeszip.fitting.batches import Batch, Loader
     from bayeszip.packing import Point
 
 __all__ = ["pack"]
@@ -155,31 +154,24 @@ def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Modul
     return network, {"example_inputs": example, "calibration": batches or None}
 
 
-class _ByPlace:
-    """Batches with their inputs in the order of the network's arguments: a file knows them by their places."""
+def _accuracy(model: "nn.Module", data: str) -> "Callable[[nn.Module], float] | None":
+    """That of a file's network on the validation examples of this data; None: it has none."""
+    import torch
 
-    def __init__(self, network: "nn.Module", loader: "Loader") -> None:
-        self._network, self._loader = network, loader
+    from bayeszip.fitting import evaluate
+    from bayeszip.fitting.batches import ByPlace
+    from bayeszip.loaders import load_data
 
-    def __iter__(self) -> Iterator["Batch"]:
-        from bayeszip.fitting.batches import checked_batch, given_by, in_order
-
-        for batch in map(checked_batch, given_by(self._loader)):
-            yield dataclasses.replace(batch, inputs=in_order(self._network, batch.inputs))
+    validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
+    names = tuple(inspect.signature(model.forward).parameters)
+    return None if validation is None else lambda network: evaluate(ByPlace(network, names), validation)
 
 
 def _sweep(model: Any, options: dict[str, Any], data: str | None, plot: Path | None, as_json: bool) -> None:
-    import torch
-
     from bayeszip import packing
-    from bayeszip.fitting import evaluate
-    from bayeszip.loaders import load_data
     from bayeszip.summary import as_text, curve_table
 
-    accuracy = None
-    if data is not None:
-        validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
-        accuracy = None if validation is None else partial(evaluate, loader=_ByPlace(model, validation))
+    accuracy = None if data is None else _accuracy(model, data)
     points = packing.curve(model, accuracy=accuracy, **options)
     if plot is not None:
         _plot(points, plot)

@@ -26,7 +26,6 @@ __all__ = [
     "Network",
     "Point",
     "Way",
-    "curve_of",
     "variant_of",
 ]
 
@@ -422,12 +421,3 @@ AIMS: tuple[Aim, ...] = (
     Aim("resnet-20-4-augmented-late-whole-tau1=0.18-rate=0.25", 92.0, bytes=45_000),
     Aim("vgg-16-augmented-whole-tau1=0.11", 92.0, bytes=60_000),
 )
-
-
-def curve_of(name: str) -> str:
-    """The curve that a run belongs to, by the run's name.
-
-    >>> curve_of("resnet-20-augmented-tau1=0.2-10")
-    'resnet-20-augmented'
-    """
-    return name.partition("-tau1=")[0]

@@ -20,6 +20,7 @@ from bayeszip.errors import DataError, TrainingError
 __all__ = [
     "TARGETS",
     "Batch",
+    "ByPlace",
     "Inputs",
     "Loader",
     "batched_sampler",
@@ -251,6 +252,21 @@ def by_place(network: nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> I
             "inputs by their places alone: load it into its class (into=, --into), or give batches of (inputs, targets)"
         )
     return next(iter(inputs.values()))
+
+
+class ByPlace(nn.Module):
+    """A network that may not know the names of its inputs, as one from a file: it is given them in another's order.
+
+    Args:
+        names: the arguments of the other, in their order.
+    """
+
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self._names = network, tuple(names)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return called_with(self.network, by_place(self.network, named, self._names) if named else inputs)
 
 
 def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:

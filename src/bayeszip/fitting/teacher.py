@@ -3,13 +3,12 @@
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting.batches import Batch, Inputs, Loader, by_place, called_with, mapped, on_device, running, takes
+from bayeszip.fitting.batches import Batch, ByPlace, Inputs, Loader, called_with, mapped, on_device, running, takes
 from bayeszip.fitting.likelihood import Likelihood
 from bayeszip.fitting.outputs import predictions, shape_in_words
 from bayeszip.fitting.phases import Phase
@@ -89,7 +88,7 @@ def known_teacher(
     device, names = next(network.parameters()).device, tuple(inspect.signature(network.forward).parameters)
     teacher = copy.deepcopy(unwrapped(given))
     if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
-        teacher = _ByPlace(teacher, names)
+        teacher = ByPlace(teacher, names)
     teacher.to(device).eval().requires_grad_(False)
     if inputs is not None:
         shown = mapped(inputs, lambda tensor: tensor.to(device))
@@ -98,17 +97,6 @@ def known_teacher(
         with evaluating(network):
             check_alike(taught, predictions(called_with(network, shown)))
     return teacher
-
-
-class _ByPlace(nn.Module):
-    """A teacher that doesn't know all of the network's names, as one from a file: it is given inputs in their order."""
-
-    def __init__(self, teacher: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.teacher, self._names = teacher, names
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return called_with(self.teacher, by_place(self.teacher, named, self._names) if named else inputs)
 
 
 def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
@@ -155,5 +143,5 @@ def in_words(teacher: nn.Module | None) -> str | None:
     """What a report says of it."""
     if teacher is None:
         return None
-    own = teacher.teacher if isinstance(teacher, _ByPlace) else teacher
+    own = teacher.network if isinstance(teacher, ByPlace) else teacher
     return f"{type(own).__name__}, {parameter_count(own):,} parameters"
