@@ -696,6 +696,30 @@ def test_a_teacher_that_the_loss_would_pass_over_is_refused(loss, targets, teach
     assert compress(network, settings=QUICK.override("epochs_scale=0.01"), data=data, loss=loss).bytes
 
 
+class Mirrored(nn.Module):
+    """Decodes by the weights that it encodes with."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.enc, self.bias = nn.Linear(12, 16), nn.Parameter(torch.zeros(12))
+        with torch.no_grad():  # so that compaction would have something to leave out
+            self.enc.weight[8:] *= 1e-4
+            self.enc.bias[8:] = 0
+
+    def forward(self, inputs):
+        return nn.functional.linear(self.enc(inputs).relu(), self.enc.weight.t(), self.bias)
+
+
+def test_a_layer_whose_weights_the_network_reads_too_is_not_cut():
+    inputs, _ = blobs()
+    data = ResidentBatches(inputs, inputs, 64, shuffle=True)
+    settings = QUICK.override("all.compact_every=1", "all.rate_log_sigma2=0.1")
+    result = compress(Mirrored(), settings=settings, data=data, loss="mse", pretrain=False)
+    assert (result.compressed.tensors["enc.weight"].symbols != 0).any(axis=1).sum() <= 8
+    assert result.network()(inputs).shape == (512, 12)
+
+
 class Recurrent(nn.Module):
     def __init__(self, width):
         super().__init__()

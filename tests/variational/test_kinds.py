@@ -120,6 +120,95 @@ def test_weights_that_another_module_reads_are_sampled_for_it():
     assert all(weight.log_sigma2.grad is not None for weight in variational_weights(network))
 
 
+class Mirrored(nn.Module):
+    """Calls its encoder, and reads the encoder's weights for its decoder."""
+
+    def __init__(self, read=lambda weight: weight) -> None:
+        super().__init__()
+        self.enc, self.last, self.read = nn.Linear(6, 4), nn.Linear(6, 6), read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.linear(self.enc(x).relu(), self.read(self.enc.weight).t()))
+
+
+@pytest.mark.parametrize("read", [lambda weight: weight, lambda weight: weight.data, lambda weight: 2 * weight])
+def test_a_layer_that_is_called_and_read_is_sampled_for_both(read):
+    network, x = Mirrored(read), torch.randn(3, 6)
+    called = called_layers(network, (x,))
+    assert called == {"", "last"}
+    to_variational(network, called=called)
+    assert isinstance(network.enc, SampledLayer)
+    assert isinstance(network.last, VariationalLinear)
+
+
+def test_rows_that_are_read_elsewhere_are_not_left_out():
+    network, x = Mirrored(), torch.randn(3, 6)
+    to_variational(network, called=called_layers(network, (x,)))
+    with torch.no_grad():
+        network.enc.weight_log_sigma2[:, :3] = 5
+        network.last.weight_log_sigma2[:, :3] = 5
+        network.last.weight[:, :3] = 0
+    expected = network.eval()(x)
+    assert compact(network, 3.0, lambda parameter, selection: None)
+    assert network.enc.live is None
+    assert network.last.live is not None
+    torch.testing.assert_close(network(x), expected)
+
+
+def test_a_decoder_has_noise_of_the_weights_that_it_reads():
+    network, x = Mirrored(), torch.zeros(1, 6)
+    to_variational(network, log_sigma2=-4.0, biases=False, called=called_layers(network, (x,)))
+    network.last.noise = False
+    with torch.no_grad():
+        network.enc.bias.fill_(1.0)
+        network.last.weight.copy_(torch.eye(6))
+        # Zeros go in: what differs comes from the second reader alone.
+        assert (network(x) - network(x)).abs().max() > 0.01
+
+
+class Asking(nn.Module):
+    """Asks for types, sizes and tensors like a layer's weights, and has weights that two layers hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(7, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 7)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.head.weight = self.embed.weight
+        self.head.register_forward_pre_hook(lambda layer, given: (given[0] + 0 * layer.weight.sum(),))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        weight = next(self.head.parameters()).data
+        state = weight.new_zeros(1, len(tokens), 4), torch.zeros_like(weight)[None, : len(tokens)]
+        x = self.rnn(self.embed(tokens), state)[0].to(self.head.weight.dtype).type_as(self.scaled.bias)
+        return self.head(self.scaled(self.attention(x, x, x)[0]).view(-1, self.head.weight.size(1)))
+
+
+def test_layers_that_are_asked_for_their_form_or_read_their_own_weights_are_called():
+    network = Asking()
+    called = called_layers(network, (torch.tensor([[1, 2, 3], [4, 5, 6]]),))
+    assert {"embed", "rnn", "head", "attention", "scaled"} <= called
+    assert "attention.out_proj" not in called
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::DeprecationWarning")
+def test_what_is_compiled_is_looked_at_as_it_is_written():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.tied = torch.compile(nn.Linear(16, 16)), torch.compile(Mirrored())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)[:, None]
+            return self.tied(flex_attention(x, x, x)[..., :6])
+
+    called = called_layers(Compiled(), (torch.randn(2, 8, 16),))
+    assert {"first._orig_mod", "tied._orig_mod.last"} <= called
+    assert "tied._orig_mod.enc" not in called
+
+
 def test_inputs_that_a_network_does_not_take_say_nothing():
     assert called_layers(Reader(), (torch.randn(3, 5),)) is None
 

@@ -56,8 +56,8 @@ def to_variational(
         log_sigma2: the starting value of log σ².
         biases: give biases a posterior as well.
         selection: which tensors to take, and how strongly each is to be pruned; by default all alike.
-        called: the layers that the network is known to call; others sample their weights for whoever reads them. None:
-            it is not known, and all are taken to be called.
+        called: the layers that the network is known to use by calling them alone; others sample their weights for
+            whoever reads them. None: it is not known, and all are taken to be called.
 
     Raises:
         ModelError: no layer can be converted, a weight is not a finite float tensor, or a pattern names nothing.
