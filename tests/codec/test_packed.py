@@ -44,11 +44,22 @@ def test_any_octets_come_back(octets):
     assert source.position == 6 + len(packed)
 
 
+def packed_if_allowed(model, coder):
+    """None: the header repeats itself more than is allowed, as that of a codebook of zeros does."""
+    try:
+        return encode(model, coder=coder, packed=1)
+    except ModelError:
+        return None
+
+
 @pytest.mark.parametrize("coder", CODERS)
 @settings(max_examples=40)
 @given(model=compressed_models())
 def test_a_model_comes_back_from_either_header(coder, model):
-    plain, packed = (encode(model, coder=coder, packed=way) for way in (0, 1))
+    plain, packed = encode(model, coder=coder, packed=0), packed_if_allowed(model, coder)
+    if packed is None:
+        assert encode(model, coder=coder) == plain
+        return
     assert decode(plain) == decode(packed) == model
     for way, blob in enumerate((plain, packed)):
         assert describe(blob).options["packed"] == way
