@@ -563,6 +563,8 @@ def test_one_training_is_ended_at_several_rates(curve):
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
     assert all(other.accuracy is not None and other.snapped.accuracy is not None for other in result.others)
+    assert all(other.trained == result.trained for other in result.others)
+    assert result.trained.loss != result.fit.before.loss
     names = ["values", "values-rate=4", "values-rate=30"]  # at the last rate nothing is left to train
     assert list(dict.fromkeys(watcher.phases))[-4:] == ["vd+sws", *names]
     for each, name in zip((result, *result.others), [*names, ""], strict=True):
@@ -671,6 +673,11 @@ def off(outputs, targets):
     return (outputs.sum(1) - targets).square().mean()
 
 
+def below(outputs, targets):
+    """A loss of numbers that is never above 0."""
+    return (outputs - targets).square().mean() - 9
+
+
 @pytest.mark.parametrize(
     ("loss", "targets", "teacher", "error", "message"),
     [
@@ -682,8 +689,9 @@ def off(outputs, targets):
             r"under the loss off: .*targets \(64,\) of float32 .*leave the tea",
         ),
         (nn.BCELoss(), torch.rand(512, 3), mlp(), ModelError, "the teacher answers numbers outside of"),
+        (below, torch.rand(512, 3), mlp(), RecipeError, "it is below 0, .*Add a constant .*; name another loss"),
     ],
-    ids=["off", "BCELoss"],
+    ids=["off", "BCELoss", "below"],
 )
 def test_a_teacher_that_the_loss_would_pass_over_is_refused(loss, targets, teacher, error, message):
     data, network = ResidentBatches(blobs()[0], targets, 64), nn.Sequential(mlp(), nn.Sigmoid())
@@ -766,3 +774,43 @@ def test_a_run_is_not_taken_up_with_another_teacher(tmp_path):
         compress(mlp(), settings=settings, checkpoints=tmp_path, resume=True)
     again = compress(mlp(), settings=settings, teacher=Moved(), checkpoints=tmp_path, resume=True)
     assert again.fit.teacher is not None
+
+
+class Keeping(nn.Module):
+    """Keeps what is in front of its last layer, for whoever looks at it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = mlp(classes=8), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        self.features = [self.body(inputs)]
+        return self.head(self.features[0])
+
+
+def test_a_network_that_keeps_its_features_is_compressed_and_teaches():
+    settings = QUICK.override("quantization.together=true", "all.distillation=0.5")
+    inputs, targets = blobs(64)
+    teacher = Keeping()
+    nn.functional.cross_entropy(teacher(inputs), targets).backward()
+    # Without validation data the last call before the end is one with gradients.
+    data = [(inputs, targets)]
+    result = bayeszip.compress(Keeping(), data, recipe=settings, teacher=teacher, device="cpu", watcher=Silent())
+    assert result.network()(inputs).shape == (64, 3)
+
+
+def test_a_teacher_that_no_phase_goes_to_is_refused():
+    changes = ("all.distillation=0", "closing.distillation=0.5", "closing.epochs=0")
+    with pytest.raises(RecipeError, match="no phase of the recipe asks a teacher"):
+        compress(mlp(), settings=QUICK.override(*changes), teacher=mlp())
+
+
+def test_a_teacher_is_asked_in_the_pretraining_too():
+    settings = recipe("quick").override("epochs_scale=0.6", "vd.epochs=1", "all.distillation=0", "vd+sws.epochs=0")
+    settings = settings.override("closing.epochs=0", "vd.tau1=0", "vd.rate_theta=0", "l2.distillation=1")
+    result = compress(mlp(), settings=settings, teacher=Moved())
+    assert agreement(result.network(), Moved()) > 0.8
+    data = batches()
+    assert bayeszip.preview(mlp(), data, recipe=settings, pretrain=True, teacher=Moved(), device="cpu").seconds > 0
+    with pytest.raises(RecipeError, match="l2: distillation needs a teacher"):
+        compress(mlp(), settings=settings)

@@ -104,6 +104,26 @@ def test_inputs_that_have_no_order_are_named():
         compress(TwoByName(), [{"third": torch.ones(2, 6), "labels": torch.zeros(2, dtype=torch.int64)}])
 
 
+def test_validation_data_with_other_inputs_are_refused_before_the_training():
+    """They would show another network than the one that the file holds."""
+
+    class Masked(TwoByName):
+        def forward(self, first, second, mask=None):
+            return super().forward(first, second if mask is None else second * mask)
+
+    masked = [{**batch, "mask": torch.zeros(32, 6)} for batch in by_name()]
+    with pytest.raises(DataError, match=r"second, first, mask, and the training data, .*first, second; a file takes"):
+        compress(Masked(), by_name(), val_loader=masked)
+    with pytest.raises(DataError, match=r"second, first, and the training data, .*first, second, mask;"):
+        compress(Masked(), masked, val_loader=by_name())
+    both = compress(Masked(), masked, val_loader=masked)
+    last = [stats.accuracy for stats in both.fit.history if stats.accuracy is not None][-1]
+    assert both.figures.accuracy == pytest.approx(last, abs=0.05)
+    first, second, mask = (masked[0][name] for name in ("first", "second", "mask"))
+    other = torch.randn(32, 6)
+    assert torch.equal(both.network()(first, second, mask)[0], both.network()(first, other, mask)[0])
+
+
 def test_a_batch_is_taken_for_example_inputs():
     batches = list(zip(*(part.split(32) for part in clouds()), strict=True))
     assert compress(mlp(), batches, example_inputs=batches[0]).without_graph is None

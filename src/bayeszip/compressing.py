@@ -1,7 +1,6 @@
 """`compress()`: the path from a trained network to a small file, top to bottom."""
 
 import contextlib
-import copy
 import dataclasses
 import math
 import numbers
@@ -176,7 +175,7 @@ def _trained(begun: Opening, seed: int, pretrain: bool, keeper: Keeper["_History
     plan, network, data, engine = begun.settings, begun.network, begun.data, begun.engine
     training = _Training(data, keeper, engine)
     if pretrain:
-        training.fit(network, plan.pretraining)
+        training.fit(network, plan.pretraining, teacher=data.teacher)
     in_nats, before = training.in_nats(network), training.judged(network)
     path = _Path(network, begun.examples, plan, in_nats, begun.target, before, begun.further)
     result, conversion, strength = path.go()
@@ -412,6 +411,7 @@ class _Path:
         if self.target is None or quality is not None:
             smallest = self._ending(self.network).or_packed(result, self.original, quality)
             result = dataclasses.replace(smallest, others=result.others)
+            strength = strength if result.moved is None else 0.0
         return result, conversion, strength
 
     def _attempt(self, number: int, quality: Quality | None, ceiling: float | None) -> tuple[Result, Conversion, float]:
@@ -438,7 +438,7 @@ class _Path:
     @cached_property
     def original(self) -> nn.Module:
         """The network as it came, to compare with."""
-        return copy.deepcopy(self.network).eval().requires_grad_(False)
+        return graph.copied(self.network).eval().requires_grad_(False)
 
     @property
     def teacher(self) -> nn.Module:
@@ -448,7 +448,7 @@ class _Path:
 
     def _gaussian(self, quality: Quality | None) -> tuple[nn.Module, Conversion]:
         """The network with Gaussian weights; a copy, if it may be needed again."""
-        network = self.network if quality is None else copy.deepcopy(self.network)
+        network = self.network if quality is None else graph.copied(self.network)
         return network, converted(network, self.settings, self.examples)
 
     def _ending(self, network: nn.Module, settings: Recipe | None = None) -> Ending:

@@ -1,6 +1,5 @@
 """The ending: from a posterior to a file, quantized as the recipe says or so that a target is kept."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip import codec
+from bayeszip import codec, graph
 from bayeszip.damage import SHARE
 from bayeszip.errors import RecipeError, TargetError
 from bayeszip.fitting import Course, Figures, Steering
@@ -154,12 +153,12 @@ class Ending:
 
     def form(self, network: nn.Module) -> Form:
         """A copy of `network`, ready to be coded."""
-        copied = copy.deepcopy(network).cpu()
+        plain = graph.copied(network).cpu()
         trained = {name for name, each in self.network.named_parameters() if each.requires_grad}
-        for name, parameter in copied.named_parameters():
+        for name, parameter in plain.named_parameters():
             # The network as it came may be frozen as a whole, which says nothing of what is to stay as it is.
             parameter.requires_grad_(name in trained)
-        return Form(copied, self.examples, self.settings.coding, clustered_others)
+        return Form(plain, self.examples, self.settings.coding, clustered_others)
 
     def starts(self, original: nn.Module) -> dict[str, Any]:
         """What terms are told at their start: by the recipe, and of prices and of what is a unit."""
@@ -177,7 +176,7 @@ class Ending:
         self, quantized: Mapping[str, QuantizedTensor], posterior: Posterior, budget: int | None = None
     ) -> Result:
         """Leaves `network` as it is, unless `in_place`, so that other symbols can be tried."""
-        network = self.network if self.in_place else copy.deepcopy(self.network)
+        network = self.network if self.in_place else graph.copied(self.network)
         write_weights(network, quantized)
         self._renew(network)
         snapped = self.judge(network)
@@ -192,7 +191,7 @@ class Ending:
         died = tuple(name for name, tensor in quantized.items() if len(tensor.shape) > 1 and not tensor.nonzero)
         # Where the training was: there it takes least time. The result's own network stays on the CPU.
         place = next((parameter.device for parameter in network.parameters()), None)
-        judged = copy.deepcopy(result.network()).to(place)
+        judged = graph.copied(result.network()).to(place)
         figures, rate = self.judge(judged), self.settings.quantization.rate
         return dataclasses.replace(result, figures=figures, snapped=snapped, died=died, rate=rate)
 
@@ -255,7 +254,7 @@ class Ending:
         weights = sum(int(each.count_nonzero()) for each in original.parameters())
         if 8 * result.bytes < weights:
             return result
-        packed = pack(copy.deepcopy(original).cpu(), example_inputs=self.examples, coding=self.settings.coding)
+        packed = pack(graph.copied(original).cpu(), example_inputs=self.examples, coding=self.settings.coding)
         result = dataclasses.replace(result, packed=packed.bytes)
         # Packing takes no heed of what is frozen, which was to stay; and without figures nobody knows which is better.
         frozen = any(not each.requires_grad for each in self.network.parameters())
@@ -272,11 +271,11 @@ class Ending:
         seen = self._seen(posterior, how)
         if not how.rate_trials:
             return self.finish(self._symbols(posterior, how, seen), posterior)
-        network, apart = self.network, dataclasses.replace(self, network=copy.deepcopy(self.network), in_place=True)
+        network, apart = self.network, dataclasses.replace(self, network=graph.copied(self.network), in_place=True)
         without = apart._at_rate(0.0, posterior, how, seen)
         chosen, by = without, apart.network
         for trial in range(how.rate_trials):
-            apart = dataclasses.replace(apart, network=copy.deepcopy(network))
+            apart = dataclasses.replace(apart, network=graph.copied(network))
             result = apart._at_rate(how.rate * 0.75**trial, posterior, how, seen)
             if result.bytes < without.bytes and _points_lost(without.figures, result.figures) <= how.rate_drop + 1e-9:
                 chosen, by = result, apart.network
@@ -310,7 +309,7 @@ class Ending:
         watch: Callable[[nn.Module], Mapping[str, Curvature] | None],
     ) -> Mapping[str, QuantizedTensor]:
         """The same with regard to what layers meet, as the network is without shared values."""
-        network = copy.deepcopy(self.network)
+        network = graph.copied(self.network)
         write_means(network, quantized, posterior)
         self._renew(network)
         return together(quantized, posterior, watch(network) or {}, how.codebook_bits)

@@ -34,6 +34,7 @@ from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.launch import make_engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
+from bayeszip.fitting.statistics import undisturbed
 from bayeszip.fitting.teacher import check_imitated, known_teacher
 from bayeszip.graph.storable import check_storable, unwrapped
 from bayeszip.modes import evaluating
@@ -126,7 +127,10 @@ def opened(
     network = _plain_network(model).to(hardware)
     first = _first_inputs(train_loader) if example_inputs is None or teacher is not None else None
     examples, judge = _judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
-    tutor = known_teacher(teacher, network, (*plan.phases, plan.closing), first)
+    if val_loader is not None:
+        _check_names(val_loader, judge.arguments)
+    phases = (*(plan.pretraining if pretrain else ()), *plan.phases, plan.closing)
+    tutor = known_teacher(teacher, network, phases, first)
     if tutor is not None and judge.likelihood is not None:
         check_imitated(tutor, network, judge.likelihood.estimated(network, train_loader), train_loader)
     data = Data(train_loader, count_examples(train_loader), judge, val_loader, changes, tutor)
@@ -208,6 +212,22 @@ def _judged_examples(
     _check_one_output(outputs, judge)
     arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
+
+
+def _check_names(validation: Loader, arguments: Sequence[str]) -> None:
+    """Refuse validation data with other inputs by name than the network is traced with, which a file would not take.
+
+    Raises:
+        DataError: names both.
+    """
+    with undisturbed(validation) as batches:
+        first = next(given_by(batches), None)
+    inputs = None if first is None else checked_batch(first).inputs
+    if isinstance(inputs, dict) and set(inputs) != set(arguments):
+        raise DataError(
+            f"the validation data give the inputs {', '.join(inputs)}, and the training data, or example_inputs, "
+            f"{', '.join(arguments)}; a file takes the same inputs always, so give the same in both"
+        )
 
 
 def _check_one_output(outputs: Any, judge: Judge) -> None:

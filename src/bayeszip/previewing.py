@@ -1,7 +1,6 @@
 """`preview()`: what a compression would do, before it does: what is pruned, what is not and why, bytes and time."""
 
 import contextlib
-import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from bayeszip.fitting.batches import Loader, checked_batch, count_batches, expec
 from bayeszip.fitting.engine import Engine
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.loop import Moment
-from bayeszip.graph.storable import parameter_count
+from bayeszip.graph.storable import copied, parameter_count
 from bayeszip.modes import unfreeze
 from bayeszip.opening import Data, Opening, opened
 from bayeszip.posterior import Posterior
@@ -150,8 +149,9 @@ def _previewed(begun: Opening, pretrain: bool) -> Preview:
     seconds = 0.0
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if pretrain:
-            seconds += sum(clock.measure(copy.deepcopy(network), each, {}) for each in plan.pretraining if each.epochs)
-        original = copy.deepcopy(network).eval().requires_grad_(False)
+            before = [phase for phase in plan.pretraining if phase.epochs]
+            seconds += sum(clock.measure(copied(network), each, {}, begun.data.teacher) for each in before)
+        original = copied(network).eval().requires_grad_(False)
         conversion = converted(network, plan, begun.examples)
         ending = Ending(network, begun.examples, plan, None, lambda _: Figures())
         began = time.perf_counter()
@@ -216,7 +216,7 @@ class _Work:
         if phases:
             # Closing phases train the same network; their steps take no longer than those before them.
             return total + self.closings * closing.epochs * taken[-1] / phases[-1].epochs
-        trained = copy.deepcopy(original)
+        trained = copied(original)
         unfreeze(trained)
         return total + self.closings * clock.measure(trained, closing, {}, teacher)
 

@@ -17,7 +17,6 @@ et al. 2023, with M restricted to the weights of the row that are not zero); the
 staying, until none moves.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayeszip import codec
+from bayeszip import codec, graph
 from bayeszip.errors import BayeszipError
 from bayeszip.fitting.batches import Loader, on_device
 from bayeszip.fitting.statistics import renewed_norms, undisturbed
@@ -71,10 +70,10 @@ Arrays = dict[str, np.ndarray]
 
 def seen_curvatures(network: nn.Module, quantized: Tensors, loader: Loader) -> dict[str, Curvature]:
     """What a part of the training data shows of a network with these weights, the same whenever it is asked."""
-    copied = copy.deepcopy(network).cpu()
-    write_weights(copied, quantized)
+    own = graph.copied(network).cpu()
+    write_weights(own, quantized)
     with undisturbed(loader) as batches:
-        return curvatures(copied, _Pairs(batches), EXAMPLES)
+        return curvatures(own, _Pairs(batches), EXAMPLES)
 
 
 def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
@@ -82,11 +81,11 @@ def seen_moments(network: nn.Module, loader: Loader) -> dict[str, Curvature]:
 
     Means of norms that keep their statistics are none of it: these take no shift away.
     """
-    copied = copy.deepcopy(network).cpu()
-    renewed = {id(norm.running_mean) for norm in renewed_norms(copied)}
-    means = {name for name, buffer in copied.named_buffers() if id(buffer) in renewed}
+    own = graph.copied(network).cpu()
+    renewed = {id(norm.running_mean) for norm in renewed_norms(own)}
+    means = {name for name, buffer in own.named_buffers() if id(buffer) in renewed}
     with undisturbed(loader) as batches:
-        seen = curvatures(copied, _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
+        seen = curvatures(own, _Pairs(batches), EXAMPLES_OF_MOMENTS, derivatives=False)
     return {name: each if each.mean in means else replace(each, mean=None) for name, each in seen.items()}
 
 

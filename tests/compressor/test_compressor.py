@@ -293,6 +293,76 @@ def test_the_closing_phase_asks_its_teacher_where_the_model_is(monkeypatch, give
     assert (torch.device("cpu", 0),) in moved
 
 
+class Sum(nn.Module):
+    """Two layers, each of an input of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(12, 3), nn.Linear(12, 3)
+
+    def forward(self, first, second):
+        return self.one(first) + self.two(second)
+
+
+class Swapped(Sum):
+    """The same, with its inputs in another order."""
+
+    def forward(self, second, first):
+        return super().forward(first, second)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in order", "by name"])
+def test_a_teacher_is_given_inputs_by_their_names(named):
+    first, second = blobs(64)[0], blobs(64, seed=1)[0]
+    examples = {"second": second, "first": first} if named else (first, second)
+    teacher, settings = Swapped(), SHORT.override("all.distillation=1", "all.distillation_temperature=1")
+    compressor = Compressor(Sum(), settings, n_data=N, teacher=teacher, example_inputs=examples)
+    outputs = compressor.model.eval()(first, second)
+    mixed = compressor.distill(outputs.sum(), outputs, first, second)
+    right = F.cross_entropy(outputs, F.softmax(teacher(first=first, second=second), dim=-1))
+    assert mixed.item() == pytest.approx(right.item())
+
+
+def test_a_teacher_is_imitated_by_the_noise_that_was_measured():
+    inputs = blobs(64)[0]
+    data = [(inputs, inputs[:, :3])]
+
+    def apart(outputs, targets):
+        return (outputs - targets).square().mean()
+
+    settings = SHORT.override("closing.epochs=1", "closing.distillation=0.5")
+    compressor = Compressor(mlp(), settings, n_data=N, total_steps=2, loss=apart, teacher=nn.Linear(12, 3))
+    compressor.measure_noise(data)
+    for _ in range(2):
+        compressor.step()
+    assert compressor.finalize(train_loader=data, loss=apart).bytes
+
+
+def test_a_network_that_keeps_its_features_is_copied_in_the_loop():
+    class Keeping(nn.Sequential):
+        def forward(self, inputs):
+            self.features = super().forward(inputs)
+            return self.features
+
+    network, (inputs, targets) = Keeping(*mlp()), blobs(64)
+    F.cross_entropy(network(inputs), targets).backward()
+    compressor = Compressor(network, SHORT, n_data=N, total_steps=2)
+    for _ in range(2):
+        (F.cross_entropy(network(inputs), targets) + compressor.regularizer()).backward()
+        compressor.step()
+        assert compressor.stats().bytes
+    assert compressor.finalize(example_inputs=inputs).bytes
+
+
+def test_what_the_training_came_to_is_told(model):
+    compressor = compressor_of(model, RECIPE.override("closing.epochs=0"))
+    train(compressor, model)
+    trained = compressor.judge_on(batches(seed=1))
+    result = compressor.finalize(val_loader=batches(seed=1))
+    assert result.trained == trained
+    assert result.accuracy_trained == trained.accuracy
+
+
 def summed(outputs, targets):
     """A loss that holds the sum of a network's outputs against one number."""
     return (outputs.sum(1) - targets).square().mean()
@@ -414,12 +484,15 @@ def test_misuse_is_named(model):
 
 
 class Failing:
-    """Batches of a disk that is soon gone."""
+    """Batches of a disk that is gone after so many."""
 
     n_examples = N
 
+    def __init__(self, given):
+        self.given = given
+
     def __iter__(self):
-        yield from in_order()[:2]
+        yield from in_order()[: self.given]
         raise OSError("the disk is gone")
 
 
@@ -427,10 +500,11 @@ class Failing:
     ("options", "error"),
     [
         ({"max_bytes": 5}, TargetError),
-        ({"train_loader": Failing(), "loss": lambda outputs, targets: 0 * outputs.sum()}, DataError),
-        ({"val_loader": Failing()}, DataError),
+        ({"train_loader": Failing(2), "loss": lambda outputs, targets: 0 * outputs.sum()}, DataError),
+        ({"val_loader": Failing(2)}, DataError),
+        ({"val_loader": Failing(0)}, DataError),
     ],
-    ids=["target", "training data", "validation data"],
+    ids=["target", "training data", "validation data", "no validation data"],
 )
 def test_an_ending_that_fails_costs_nothing(options, error):
     """Neither the network nor its variances are touched, and the next call gives what the first would have."""

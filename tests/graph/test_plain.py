@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import bayeszip
 from bayeszip.errors import ModelError
-from bayeszip.graph.plain import plain_copy, unwrapped_names
+from bayeszip.graph.plain import copied, plain_copy, unwrapped_names
 
 
 class Doubled(nn.Module):
@@ -106,3 +106,28 @@ def test_what_cannot_be_copied_is_said():
     net.stream = (each for each in ())
     with pytest.raises(ModelError, match="Linear can't be copied: cannot pickle 'generator'"):
         plain_copy(net)
+
+
+class Keeping(nn.Module):
+    """Keeps what it has computed, as it is and in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.last = self.layer(inputs)
+        self.kept = {"hidden": [self.last.relu(), (self.last,)]}
+        return self.last
+
+
+def test_what_a_layer_has_computed_is_copied_as_it_is():
+    net = Keeping()
+    net(torch.ones(1, 2))
+    other = copied(net)
+    assert torch.equal(other.last, net.last)
+    assert torch.equal(other.kept["hidden"][0], net.last.relu())
+    assert other.kept["hidden"][1][0] is other.last
+    assert other.last.grad_fn is None
+    assert net.last.grad_fn is not None
+    assert other.layer.weight is not net.layer.weight

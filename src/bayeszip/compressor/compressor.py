@@ -15,7 +15,6 @@ Data-parallel: make the Compressor first, on every rank alike, then wrap the mod
 the regularizer has the same gradient everywhere, so do all ranks. `torch.compile` the model as usual.
 """
 
-import copy
 import dataclasses
 import inspect
 import time
@@ -59,7 +58,9 @@ from bayeszip.fitting.batches import (
     checked_batch,
     checked_loader,
     examples_from,
+    given_by,
     in_order,
+    named_for,
     running,
 )
 from bayeszip.fitting.checkpoint import differences
@@ -71,7 +72,7 @@ from bayeszip.fitting.state import load_module_state, module_state
 from bayeszip.fitting.statistics import renew_statistics
 from bayeszip.fitting.teacher import check_alike, check_imitated, in_words, known_teacher
 from bayeszip.graph import begin_even
-from bayeszip.graph.storable import check_storable, unwrapped
+from bayeszip.graph.storable import check_storable, copied, unwrapped
 from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
@@ -171,10 +172,11 @@ class Compressor:
         _check_tensors(self.model)
         settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
         examples = None if teacher is None or example_inputs is None else examples_from(self.model, example_inputs)
-        self._tutor = known_teacher(teacher, self.model, phases, examples)
+        shown = None if examples is None else named_for(self.model, examples)
+        self._tutor = known_teacher(teacher, self.model, phases, shown)
         self._original: nn.Module | None = None
         if any(phase.distillation for phase in phases):
-            self._original = copy.deepcopy(self.model).eval().requires_grad_(False)
+            self._original = copied(self.model).eval().requires_grad_(False)
         if settings.start_size and example_inputs is not None:
             begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
         elif settings.start_size:
@@ -330,11 +332,11 @@ class Compressor:
             outputs: what the model says to `inputs`.
             targets: needed where it is not clear which dimension of the outputs has the classes.
         """
-        teacher = self._teacher
-        if not self.phase.distillation or teacher is None:
+        teacher, original = self._teacher, self._original
+        if not self.phase.distillation or teacher is None or original is None:
             return loss
-        with torch.no_grad():
-            taught = predictions(called_with(teacher.to(loss.device), inputs))
+        with torch.no_grad(), running("the teacher"):
+            taught = predictions(called_with(teacher.to(loss.device), named_for(original, inputs)))
         if self._tutor is not None:
             check_alike(taught, predictions(outputs))
         return self._course.blend(loss, outputs, taught, targets, needed=self._tutor is not None)
@@ -376,7 +378,7 @@ class Compressor:
 
     def _beside_weights(self) -> BesideWeights:
         if self._beside is None:
-            plain = to_stock(copy.deepcopy(self.model)).cpu().eval()
+            plain = to_stock(copied(self.model)).cpu().eval()
             shapes = {weight.name: tuple(weight.theta.shape) for weight in self._weights}
             form = Form(plain, self._example_inputs(None), self.recipe.coding, clustered_others)
             self._beside = BesideWeights(form, shapes, self.recipe)
@@ -486,10 +488,10 @@ class Compressor:
         if self.recipe.quantization.curvature:
             check_curvature(train_loader, budget, (self.recipe.quantization.rate,))
         self._check_finite()
-        judge = Judge(self._likelihood if loss is None else Likelihood.of(loss), Metric.of(metric))
+        judge = Judge(self._likelihood_of(loss), Metric.of(metric))
         self._check_closing(train_loader, judge)
         # On a copy: what fails half way, at a target or in somebody's data, is not to cost the training.
-        network = to_stock(copy.deepcopy(self.model)).eval()
+        network = to_stock(copied(self.model)).eval()
         result = self._ended(network, self._example_inputs(example_inputs), train_loader, val_loader, judge, budget)
         load_module_state(to_stock(self.model).eval(), module_state(network))
         self._finalized = True
@@ -520,7 +522,13 @@ class Compressor:
             watch=None if train_loader is None else partial(moments_if_any, loader=train_loader, warn=warnings.warn),
         )
         result = ending.as_set(posterior, how) if budget is None else ending.within(budget, posterior, how)
+        result = dataclasses.replace(result, trained=judged(self.model))
         return self._delivered(result, budget, before, judge)
+
+    def _likelihood_of(self, loss: str | Loss | None) -> Likelihood:
+        """That of the loop, with the noise that was measured, unless the loss is another one."""
+        given = self._likelihood if loss is None else Likelihood.of(loss)
+        return self._likelihood if given.function == self._likelihood.function else given
 
     def judge_on(self, val_loader: Loader, metric: Any = None) -> Figures:
         """What the network comes to now on this data, with its weights at their means: not yet pruned and snapped."""
@@ -530,7 +538,7 @@ class Compressor:
         """What judges the network, and what becomes of it; nothing without data."""
         if val_loader is None:
             return lambda network: Figures()
-        batch = next(iter(val_loader), None)
+        batch = next(given_by(val_loader), None)
         names: tuple[str, ...] | None = None
         arguments: tuple[str, ...] = ()
         if batch is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "in_parts",
     "laid_out",
     "mapped",
+    "named_for",
     "on_device",
     "rows_of",
     "running",
@@ -252,6 +253,12 @@ def by_place(network: nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> I
             "inputs by their places alone: load it into its class (into=, --into), or give batches of (inputs, targets)"
         )
     return next(iter(inputs.values()))
+
+
+def named_for(network: nn.Module, inputs: tuple[Tensor, ...]) -> Inputs:
+    """Inputs in order by the names that the network has for them, if any: another may have them in another order."""
+    named = dict(zip(inspect.signature(network.forward).parameters, inputs, strict=False))
+    return named if len(named) == len(inputs) and takes(network, **named) else inputs
 
 
 class ByPlace(nn.Module):

@@ -152,9 +152,7 @@ class Judge:
         with evaluating(network):
             for inputs, targets in on_device(_as_they_lie(loader), parameter.device):
                 with running("evaluation"):
-                    if self.arguments and isinstance(inputs, dict):
-                        inputs = tuple(inputs[name] for name in self.arguments)
-                    inputs = by_place(network, inputs)
+                    inputs = by_place(network, inputs, self.arguments)
                     outputs = called_with(network, _cast(inputs, parameter.dtype) if cast else inputs)
                     outputs = restored(outputs, self.names)
                     if loss is not None:

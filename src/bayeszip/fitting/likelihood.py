@@ -178,14 +178,26 @@ class Likelihood:
         cost = self.imitation(outputs, taught, targets, temperature)
         if cost is None:
             name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-            held = "targets that are not given" if targets is None else f"targets {_in_words(targets)}"
             unmeasured = "call measure_noise() before, " if self.weight is None and self.kind == "unknown" else ""
             raise RecipeError(
-                f"a teacher can't be imitated under the loss {name}: outputs {_in_words(predictions(outputs))} and "
-                f"{held} are neither classes nor numbers to compare. Give targets of the outputs' shape, as floats, or "
-                f"classes; {unmeasured}name another loss (cross-entropy, mse, mae, bce), or leave the teacher out"
+                f"a teacher can't be imitated under the loss {name}: {self._why_not(outputs, targets)}; {unmeasured}"
+                "name another loss (cross-entropy, mse, mae, bce), or leave the teacher out"
             )
         return cost
+
+    def _why_not(self, outputs: Any, targets: Any) -> str:
+        """Why nothing is imitated, and what to do."""
+        ours = predictions(outputs)
+        if ours is not None and isinstance(targets, Tensor) and ours.shape == targets.shape and self.weight is not None:
+            return (
+                "it is below 0, so that nobody knows which distance from a teacher is a large one. Add a constant that "
+                "keeps it above 0"
+            )
+        held = "targets that are not given" if targets is None else f"targets {_in_words(targets)}"
+        return (
+            f"outputs {_in_words(ours)} and {held} are neither classes nor numbers to compare. Give targets of the "
+            "outputs' shape, as floats, or classes"
+        )
 
     @torch.no_grad()
     def estimated(self, network: nn.Module, loader: Loader) -> "Likelihood":

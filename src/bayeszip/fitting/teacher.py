@@ -1,6 +1,5 @@
 """Whom a network learns from, the pretrained one or a better one: what it says about each batch, for distillation."""
 
-import copy
 import inspect
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from bayeszip.fitting.outputs import predictions, shape_in_words
 from bayeszip.fitting.phases import Phase
 from bayeszip.fitting.resident import ResidentBatches
 from bayeszip.fitting.statistics import undisturbed
-from bayeszip.graph.storable import parameter_count, unwrapped
+from bayeszip.graph.storable import copied, parameter_count, unwrapped
 from bayeszip.modes import evaluating
 
 __all__ = ["Teacher", "check_alike", "check_imitated", "in_words", "known_teacher"]
@@ -80,13 +79,13 @@ def known_teacher(
         return None
     if not isinstance(given, nn.Module):
         raise RecipeError(f"teacher must be a network, an nn.Module, not {given!r}")
-    if not any(phase.distillation for phase in phases):
+    if not any(phase.distillation and phase.epochs for phase in phases):
         raise RecipeError(
             "no phase of the recipe asks a teacher; say how much of the loss is to be learnt from it, "
             "all.distillation=0.5, or leave it out"
         )
     device, names = next(network.parameters()).device, tuple(inspect.signature(network.forward).parameters)
-    teacher = copy.deepcopy(unwrapped(given))
+    teacher = copied(unwrapped(given))
     if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
         teacher = ByPlace(teacher, names)
     teacher.to(device).eval().requires_grad_(False)

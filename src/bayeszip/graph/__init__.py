@@ -7,7 +7,7 @@ from bayeszip.graph.into import load_into
 from bayeszip.graph.liveness import coupled_units, drop_dead_units
 from bayeszip.graph.lowering import UnknownOperator
 from bayeszip.graph.ordering import order_units
-from bayeszip.graph.plain import plain_copy, unwrapped_names
+from bayeszip.graph.plain import copied, plain_copy, unwrapped_names
 from bayeszip.graph.proof import difference, prove_same
 from bayeszip.graph.soundness import check_sound
 from bayeszip.graph.state import FLOATING, dense_tensors, from_state, plain_tensors, to_raw, to_torch
@@ -22,6 +22,7 @@ __all__ = [
     "UntraceableModel",
     "begin_even",
     "check_sound",
+    "copied",
     "coupled_units",
     "dense_state",
     "dense_tensors",

@@ -5,7 +5,6 @@ After a pretraining with weight decay the layers of a deep network differ in siz
 lost on some of them and wipe out others. The same function by weights of one size can be trained at one rate.
 """
 
-import copy
 import math
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from bayeszip.graph.folding import CHANNELS
 from bayeszip.graph.lowering import UnknownOperator
+from bayeszip.graph.plain import copied
 from bayeszip.graph.trace import UntraceableModel, trace
 from bayeszip.tensors import Graph
 
@@ -62,7 +62,7 @@ def begin_even(network: nn.Module, examples: tuple[Tensor, ...], size: float) ->
         examples: its inputs, on the CPU.
     """
     try:
-        graph = trace(copy.deepcopy(network).cpu(), examples)
+        graph = trace(copied(network).cpu(), examples)
     except (UnknownOperator, UntraceableModel):
         return
     held = {**dict(network.named_parameters()), **dict(network.named_buffers())}

@@ -1,7 +1,8 @@
 """Networks as plain layers that hold their own tensors: without wrappers, norms of weights, masks over them."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from bayeszip.errors import ModelError
 from bayeszip.graph.state import check_tensor
 
-__all__ = ["computed_tensors", "make_plain", "plain_copy", "unwrapped", "unwrapped_names"]
+__all__ = ["computed_tensors", "copied", "make_plain", "plain_copy", "unwrapped", "unwrapped_names"]
 
 #: What a wrapper puts in front of every name: data-parallel ones, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
@@ -75,21 +76,40 @@ def plain_copy(module: nn.Module) -> nn.Module:
                 f"{name} holds its weights as a {type(held).__name__}, not as a tensor: the network is quantized "
                 "already. Give the one in floating point"
             )
-    # Tensors that a layer keeps beside its parameters, and that were computed, refuse to be copied.
-    beside = {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
+    plain = copied(module).cpu().eval()
+    for part in list(plain.modules()):
+        make_plain(part)
+    return plain
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a network as it is, in whatever state its last call left it.
+
+    A layer may keep what it computed beside its parameters: a feature, an attention, in lists too. With gradients torch
+    refuses to copy these, so that the copy gets what they are without.
+
+    Raises:
+        ModelError: it can't be copied.
+    """
+    kept: dict[int, Any] = {
+        id(each): each.detach().clone() for part in module.modules() for each in _computed(vars(part))
     }
     try:
-        copied = copy.deepcopy(module, dict(beside))
+        return copy.deepcopy(module, kept)
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"{type(module).__name__} can't be copied: {str(error).splitlines()[0]}") from error
-    copied = copied.cpu().eval()
-    for part in list(copied.modules()):
-        make_plain(part)
-    return copied
+
+
+def _computed(held: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors with a history that are held, in containers within containers too."""
+    open_, seen = [*held.values()], set[int]()
+    while open_:
+        value = open_.pop()
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            yield value
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            open_.extend(value.values() if isinstance(value, Mapping) else value)
 
 
 def computed_tensors(layer: nn.Module) -> list[str]:

@@ -6,7 +6,6 @@ traced at a second size, and every number in which the two graphs differ must fo
 a third size the module and its graph must agree.
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from bayeszip.errors import ModelError
 from bayeszip.graph.families.base import Shape
 from bayeszip.graph.free import PARTS, near
+from bayeszip.graph.plain import copied
 from bayeszip.graph.proof import alike, outputs_of
 from bayeszip.graph.soundness import at_sizes, shapes, tensor_shapes
 from bayeszip.graph.state import from_state
@@ -104,7 +104,7 @@ def _on_cpu(module: nn.Module) -> nn.Module | None:
     if all(each.device.type == "cpu" for each in (*module.parameters(), *module.buffers())) and not module.training:
         return module
     try:
-        return copy.deepcopy(module).cpu().eval()
+        return copied(module).cpu().eval()
     except Exception:  # a module may hold anything
         return None
 

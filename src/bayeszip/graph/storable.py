@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from bayeszip.errors import ModelError
-from bayeszip.graph.plain import unwrapped
+from bayeszip.graph.plain import copied, unwrapped
 from bayeszip.tensors import RAW_DTYPES
 
-__all__ = ["check_storable", "parameter_count", "unwrapped"]
+__all__ = ["check_storable", "copied", "parameter_count", "unwrapped"]
 
 
 def check_storable(network: nn.Module) -> None:
