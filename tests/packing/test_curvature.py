@@ -54,8 +54,9 @@ def test_wide_matrices_fall_into_parts_and_layers_take_turns(monkeypatch):
     assert [block.columns.stop for block in blocks] == [3, 6, 10]
     assert [block.constant for block in blocks] == [False, False, True]
     full = whole["0.weight"].blocks[0].moments
-    np.testing.assert_allclose(blocks[1].moments, full[3:6, 3:6])
-    np.testing.assert_allclose(blocks[2].moments, full[6:, 6:])
+    # Sums of float32, which products of other widths take in another order.
+    np.testing.assert_allclose(blocks[1].moments, full[3:6, 3:6], rtol=1e-5)
+    np.testing.assert_allclose(blocks[2].moments, full[6:, 6:], rtol=1e-5)
     np.testing.assert_allclose(parted["2.weight"].outputs, whole["2.weight"].outputs)
 
 
