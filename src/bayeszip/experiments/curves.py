@@ -409,7 +409,7 @@ class Aim(NamedTuple):
         return f"{self.accuracy:g} % " + (f"at {self.ratio:,} times" if self.ratio else f"in {self.bytes:,} bytes")
 
 
-#: For each aim the runs that were made for it last.
+#: For each aim the runs that came nearest to it.
 AIMS: tuple[Aim, ...] = (
     Aim("lenet-300-100-priced-free-whole-tau1=0.35-rate=1", 98.24, ratio=320),
     Aim("lenet-300-100-augmented-free-tau1=2.5-rate=0.5", 98.24, ratio=500),

@@ -119,7 +119,7 @@ def _networks(records: Sequence[Record]) -> str:
         return ""
     lines = (
         "Accuracy of decoded files on the test set, and whole files: means over seeds with their 95 % confidence",
-        "intervals, of the last runs that were made for each aim. Before: the networks as they came (± 0.00: the seeds",
+        "intervals, for each aim of those runs that came nearest. Before: the networks as they came (± 0.00: the seeds",
         "began from one). `bayeszip reproduce frontier --only RUNS` tells how they were trained, `--again DIR` trains",
         "them; most have settings of their own, or further epochs, beside a recipe's. [RESULTS.md](RESULTS.md) has all",
         "other runs, and what had been seen when strengths were chosen; those of `whole` were trained without images",
