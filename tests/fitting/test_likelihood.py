@@ -219,6 +219,18 @@ def test_probabilities_are_imitated_by_their_cross_entropy():
     assert found.imitation(ours, taught, targets, 2.0) > found.imitation(taught, taught, targets, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [("mse", noise(6, 5, seed=2)), ("bce", (noise(6, 5, seed=2) > 0).float()), ("cross-entropy", torch.arange(6) % 5)],
+)
+def test_without_targets_a_teacher_weighs_as_much_as_with_them(loss, targets):
+    """As many things are told of an example as the network says of it."""
+    found = Likelihood.of(loss).estimated(Constant(shape=(5,)), [(noise(6, 2), targets)])
+    ours, taught = noise(6, 5), noise(6, 5, seed=1)
+    with_them, without = (found.imitation(ours, taught, given, 2.0).item() for given in (targets, None))
+    assert without == pytest.approx(with_them)
+
+
 def test_what_can_not_be_imitated_is_not():
     unknown = Likelihood.of(lambda outputs, targets: outputs.mean())
     assert unknown.imitation(noise(6, 5), noise(6, 5), noise(6), 2.0) is None

@@ -421,6 +421,26 @@ def test_after_one_pass_it_is_known_how_many_batches_there_are():
     assert recorder.done == [0, 1 / 16, 2 / 16, 3 / 16, 0.5, 0.625, 0.75, 0.875, 0, 0.25, 0.5, 0.75]
 
 
+def test_a_loader_may_have_more_batches_in_one_epoch_than_in_another():
+    """As one that fills batches up to a number of tokens, whose sampler knows its length when it has shuffled."""
+
+    class Refilled(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__() if self.passes % 2 else iter(self[:2])
+
+        def __len__(self):
+            return 2 if self.passes % 2 else super().__len__()
+
+    recorder = Recorder()
+    loader = Refilled(Unsized(16, 16, 16, 16))
+    fit(build(), loader, [Phase(epochs=3, tau1=1.0)], n_data=64, watcher=recorder)
+    thirds = [0, 1 / 4, 2 / 4, 3 / 4, 1, 1.5, 2, 2.25, 2.5, 2.75]
+    assert recorder.done == pytest.approx([each / 3 for each in thirds])
+
+
 def test_count_examples_does_not_ask_a_progress_bar_how_far_it_is():
     class Bar:
         n = 0

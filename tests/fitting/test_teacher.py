@@ -143,6 +143,17 @@ def test_a_teacher_is_given_named_inputs_by_name_or_in_the_networks_order(kind, 
         assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
 
 
+@pytest.mark.parametrize("kind", [Weighted, Swapped, FromFile, Renamed])
+def test_a_teacher_is_given_inputs_in_order_by_the_networks_names(kind):
+    network = Weighted()
+    network.kept = nn.Parameter(torch.zeros(1))
+    values, weights = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
+    for shown in ((values, weights), None):
+        teacher = known_teacher(kind(), network, [Phase(distillation=0.5)], shown)
+        assert torch.equal(teacher(values, weights), network(values, weights))
+        assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
+
+
 def test_a_teacher_is_tried_in_the_form_that_batches_have():
     class ByNameAlone(nn.Module):
         def forward(self, *, values, weights):

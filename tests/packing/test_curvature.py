@@ -1,5 +1,8 @@
 """What inputs show of layers."""
 
+from collections import UserDict
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -210,3 +213,74 @@ def test_a_weight_that_is_held_by_something_else_too_is_not_seen():
     assert curvatures(nn.Sequential(other, nn.Upsample(8), nn.Conv1d(4, 12, 1), grouped), batches(6, 8)).keys() == {
         "2.weight"
     }
+
+
+class Normed(nn.Module):
+    """A layer with a norm behind it, and between them or beside them whatever `between` does."""
+
+    def __init__(self, layer: nn.Module, norm: nn.Module, between: Callable) -> None:
+        super().__init__()
+        self.layer, self.norm, self.between = layer, norm, between
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.between(self.layer(given), self.norm)
+
+
+@pytest.mark.parametrize(
+    ("between", "is_its"),
+    [
+        (lambda out, norm: norm(out), True),
+        (lambda out, norm: norm(input=out), True),
+        (lambda out, norm: norm(F.relu(out)), False),
+        (lambda out, norm: norm(F.relu_(out)), False),
+        (lambda out, norm: norm(out) + out, False),
+        (lambda out, norm: norm(out) + out.mean(), False),
+    ],
+    ids=["behind", "by-keyword", "activation", "in-place", "residual", "read-later"],
+)
+def test_a_norm_takes_a_shift_only_of_what_it_alone_is_given_as_it_was_computed(between, is_its):
+    net = Normed(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), between)
+    assert curvatures(net, batches(2, 5, 5))["layer.weight"].mean == ("norm.running_mean" if is_its else None)
+
+
+def test_a_norm_of_another_dimension_takes_no_shift_of_rows():
+    """Of batch × length × features a BatchNorm1d holds the length for its channels."""
+    net = Normed(nn.Linear(5, 4, bias=False), nn.BatchNorm1d(4), lambda out, norm: norm(out))
+    assert curvatures(net, batches(4, 5))["layer.weight"].mean is None
+    assert curvatures(net, batches(5))["layer.weight"].mean == "norm.running_mean"
+
+
+def test_a_weight_that_something_reads_is_not_seen():
+    class Mirrored(nn.Module):
+        def __init__(self, reads: bool) -> None:
+            super().__init__()
+            self.encoder, self.reads = nn.Linear(6, 3), reads
+            self.decoder = nn.Linear(3, 6)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            hidden = self.encoder(self.encoder(rows).repeat(1, 2))
+            return F.linear(hidden, self.encoder.weight.T) if self.reads else self.decoder(hidden)
+
+    assert list(curvatures(Mirrored(reads=False), batches(6))) == ["encoder.weight", "decoder.weight"]
+    assert curvatures(Mirrored(reads=True), batches(6)) == {}
+
+
+def test_positions_that_stand_for_all_count_as_often_as_all(monkeypatch):
+    """A batch of 600 rows weighs a hundred times as much as one of six, though as many are looked at of both."""
+    layer = nn.Linear(1, 1, bias=False)
+    given = [torch.full((600, 1), 1.0), torch.full((6, 1), 3.0)]
+    monkeypatch.setattr(curvature, "POSITIONS", 6)
+    moments = curvatures(nn.Sequential(layer), given, examples=606)["0.weight"].blocks[0].moments
+    np.testing.assert_allclose(moments[0, 0], (600 * 1 + 6 * 9) / 606, rtol=1e-6)
+
+
+def test_batches_that_a_user_might_have():
+    """Empty ones say nothing; a dictionary of whatever class is one; a number is named."""
+    layer = nn.Sequential(nn.Linear(5, 3))
+    plain = curvatures(layer, batches(5))["0.weight"]
+    with_empty = curvatures(layer, [torch.empty(0, 5), *batches(5)])["0.weight"]
+    by_name = curvatures(layer, [(UserDict(input=batch), torch.zeros(6)) for batch in batches(5)])["0.weight"]
+    for found in (with_empty, by_name):
+        np.testing.assert_array_equal(found.blocks[0].moments, plain.blocks[0].moments)
+    with pytest.raises(DataError, match="the input of a batch is one number"):
+        curvatures(layer, [torch.tensor(1.0)])

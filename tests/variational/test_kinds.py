@@ -141,6 +141,25 @@ def test_a_layer_that_is_called_and_read_is_sampled_for_both(read):
     assert isinstance(network.last, VariationalLinear)
 
 
+def test_a_weight_that_is_read_in_another_precision_is_read():
+    """Autocast makes the reader a copy of the weight, which it had made for the layer already."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert called_layers(Mirrored(), (torch.randn(3, 6),)) == {"", "last"}
+        assert torch.is_autocast_cache_enabled()
+
+
+def test_a_layer_whose_error_is_caught_ran_no_longer_than_that():
+    class Trying(Mirrored):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                self.last(torch.zeros(1, 5))
+            except RuntimeError:
+                return super().forward(x)
+            raise AssertionError
+
+    assert called_layers(Trying(), (torch.randn(3, 6),)) == {"", "last"}
+
+
 def test_rows_that_are_read_elsewhere_are_not_left_out():
     network, x = Mirrored(), torch.randn(3, 6)
     to_variational(network, called=called_layers(network, (x,)))

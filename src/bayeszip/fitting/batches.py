@@ -20,6 +20,7 @@ from bayeszip.errors import DataError, TrainingError
 __all__ = [
     "TARGETS",
     "Batch",
+    "ByName",
     "ByPlace",
     "Inputs",
     "Loader",
@@ -35,6 +36,7 @@ __all__ = [
     "given_by",
     "in_order",
     "in_parts",
+    "in_rows",
     "laid_out",
     "mapped",
     "named_for",
@@ -120,11 +122,11 @@ def checked_batch(batch: Any) -> Batch:
     if isinstance(batch, Batch):
         return batch
     if isinstance(batch, Mapping):
-        return _in_rows(_by_name(batch))
+        return in_rows(_by_name(batch))
     if isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, targets = _tensors(batch[0]), _tensors(batch[1])
         if inputs is not None and targets is not None:
-            return _in_rows(Batch(inputs, targets))
+            return in_rows(Batch(inputs, targets))
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, tuple | list) else ""
     raise DataError(
         "a batch must be (inputs, targets), each a tensor or a tuple of tensors, or tensors by name, "
@@ -143,7 +145,7 @@ def _by_name(batch: Mapping[str, Any]) -> Batch:
     return Batch(inputs, batch[name])
 
 
-def _in_rows(batch: Batch) -> Batch:
+def in_rows(batch: Batch) -> Batch:
     """The same; a number, which has no rows to count, to show a few of or to divide, is refused."""
     for kind, part in (("input", batch.inputs), ("target", batch.targets)):
         for name, tensor in part.items() if isinstance(part, dict) else enumerate(tensors_of(part), start=1):
@@ -274,6 +276,21 @@ class ByPlace(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return called_with(self.network, by_place(self.network, named, self._names) if named else inputs)
+
+
+class ByName(nn.Module):
+    """A network that has another's arguments in another order: what it is given by place it is given by their names.
+
+    Args:
+        names: the arguments of the other, in their order.
+    """
+
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self._names = network, tuple(names)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.network(**dict(zip(self._names, inputs, strict=False)), **named)
 
 
 def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:

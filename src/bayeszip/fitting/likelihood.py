@@ -246,10 +246,13 @@ class Likelihood:
         """D: how many things an example has to predict, on average over the batch.
 
         Where targets are classes those count that the loss does not ignore, since its mean is over these alone. Then
-        it is a tensor: a GPU is not asked for the number.
+        it is a tensor: a GPU is not asked for the number. Without targets it is as many as there are outputs.
         """
-        tensors = [targets] if isinstance(targets, Tensor) else _values(targets)
-        rows, ours = max(1, rows_of(targets)), predictions(outputs)
+        ours = predictions(outputs)
+        if targets is None and ours is not None:
+            dim = self._class_dim(ours, None)
+            return ours.numel() / max(1, len(ours)) / (1 if dim is None else ours.shape[dim])
+        tensors, rows = [targets] if isinstance(targets, Tensor) else _values(targets), max(1, rows_of(targets))
         if self.kind in ("classes", "unknown") and all(map(_are_classes, tensors)):
             ignored = getattr(self.function, "ignore_index", IGNORED)
             # As int64, since −100 is another number among bytes.

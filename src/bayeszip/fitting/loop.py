@@ -359,6 +359,8 @@ class Fitting:
     def _run_batches(self) -> None:
         strength = self.engine.from_main(self.steering.strength)
         take = self._take_staged if self._is_recorded() else self._take_step
+        # A loader that fills batches up, as to a number of tokens, may have more of them in one epoch than in another.
+        self.n_batches = count_batches(self.batches) or self.n_batches
         for batch in map(checked_batch, self._passes.rest(self.batch)):
             if self.n_batches is None:
                 self.n_batches = self._expected(batch)

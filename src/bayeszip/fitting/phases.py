@@ -31,7 +31,9 @@ class _Training:
         "instead of the labels",
         between(0, 1),
     )
-    distillation_temperature: float = setting(2.0, "softens both networks' outputs for distillation", at_least(1))
+    distillation_temperature: float = setting(
+        2.0, "softens what both networks say of classes or switches, for distillation", at_least(1)
+    )
     rate_theta: float = setting(
         5e-5, "learning rate of the means θ (of all weights where they have no noise)", at_least(0)
     )

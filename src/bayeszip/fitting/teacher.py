@@ -7,7 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip.errors import ModelError, RecipeError
-from bayeszip.fitting.batches import Batch, ByPlace, Inputs, Loader, called_with, mapped, on_device, running, takes
+from bayeszip.fitting.batches import (
+    Batch,
+    ByName,
+    ByPlace,
+    Inputs,
+    Loader,
+    called_with,
+    mapped,
+    on_device,
+    running,
+    takes,
+)
 from bayeszip.fitting.likelihood import Likelihood
 from bayeszip.fitting.outputs import predictions, shape_in_words
 from bayeszip.fitting.phases import Phase
@@ -88,6 +99,8 @@ def known_teacher(
     teacher = copied(unwrapped(given))
     if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
         teacher = ByPlace(teacher, names)
+    elif tuple(inspect.signature(teacher.forward).parameters)[: len(names)] != names:
+        teacher = ByName(teacher, names)
     teacher.to(device).eval().requires_grad_(False)
     if inputs is not None:
         shown = mapped(inputs, lambda tensor: tensor.to(device))
@@ -142,5 +155,5 @@ def in_words(teacher: nn.Module | None) -> str | None:
     """What a report says of it."""
     if teacher is None:
         return None
-    own = teacher.network if isinstance(teacher, ByPlace) else teacher
+    own = teacher.network if isinstance(teacher, ByName | ByPlace) else teacher
     return f"{type(own).__name__}, {parameter_count(own):,} parameters"

@@ -7,9 +7,10 @@ independent, as in K-FAC: Martens and Grosse 2015). A constant 1 beside x stands
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import TARGETS, Inputs, called_with, given_by, rows_of, running
+from bayeszip.fitting.batches import TARGETS, Batch, Inputs, called_with, given_by, in_rows, rows_of, running
 from bayeszip.fitting.outputs import class_dim
 from bayeszip.modes import unfreeze
 
@@ -71,7 +72,8 @@ def curvatures(
     """Of each linear and convolutional layer that meets inputs, by the name of its weight.
 
     Inputs of layers that share a weight count as those of one layer. A weight that something else holds too, an
-    embedding for one, is left out: what is done with it there is not seen. The network is run in eval mode.
+    embedding for one, or reads, as a decoder that is tied by hand, is left out: what is done with it there is not seen.
+    The network is run in eval mode.
 
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
@@ -89,7 +91,7 @@ def curvatures(
         watches = [_Watch(layers) for layers in turn]
         _run(network, batches, watches, examples, derivatives)
         for watch in watches:
-            if watch.count and watch.examples:
+            if watch.count and watch.examples and not watch.is_read_elsewhere:
                 name = names[id(watch.weight)]
                 found[name] = watch.curvature(names, holders)
                 _check_finite(name, found[name])
@@ -159,8 +161,10 @@ class _Watch:
     """A layer, or several that share their weight, watched while the network runs.
 
     Args:
-        count: positions seen.
+        count: positions that they met.
         calls: of the layers.
+        is_alone: whether what they compute has one reader.
+        is_read_elsewhere: whether something else computed with the weight.
         norm: behind them.
     """
 
@@ -168,6 +172,8 @@ class _Watch:
     count: int = 0
     examples: int = 0
     calls: int = 0
+    is_alone: bool = True
+    is_read_elsewhere: bool = False
     norm: nn.Module | None = None
     moments: list[Tensor] = field(default_factory=list)
     squares: Tensor | None = None
@@ -184,17 +190,20 @@ class _Watch:
 
     def see(self, layer: Layer, inputs: Tensor) -> None:
         """Adds the moments of inputs; of long sequences or large images, those of positions all over them."""
-        columns = _columns(layer, inputs)
         self.calls += 1
-        self.count += columns.shape[1]
-        start = 0
+        if not inputs.numel():
+            return
+        columns, count = _columns(layer, inputs)
+        self.count += count
+        # Where some stand for all, each counts as often.
+        share, start = count / columns.shape[1], 0
         for place, moments in enumerate(self.moments):
             last = place == len(self.moments) - 1
             width = moments.shape[1] - last
             part = columns[:, :, start : start + width]
             if last:
                 part = F.pad(part, (0, 1), value=1.0)
-            moments += (part.transpose(1, 2) @ part).double()
+            moments += share * (part.transpose(1, 2) @ part).double()
             start += width
 
     def feel(self, gradient: Tensor) -> None:
@@ -233,7 +242,7 @@ class _Watch:
     def find_norm(self, met: Mapping[nn.Module, Sequence["_Watch | None"]]) -> None:
         """Takes the norm behind the layers, where one takes all that they compute and nothing else."""
         behind = [norm for norm, makers in met.items() if self in makers]
-        if len(behind) == 1 and list(met[behind[0]]) == [self] * self.calls:
+        if self.is_alone and len(behind) == 1 and list(met[behind[0]]) == [self] * self.calls:
             self.norm = behind[0]
 
 
@@ -244,12 +253,15 @@ def _spread(count: int) -> Tensor:
     return (torch.arange(POSITIONS, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2) % 1 * count).long()
 
 
-def _columns(layer: Layer, inputs: Tensor) -> Tensor:
-    """What the columns of the weight are multiplied with, at `POSITIONS` at most: groups × positions × columns."""
+def _columns(layer: Layer, inputs: Tensor) -> tuple[Tensor, int]:
+    """What the columns of the weight are multiplied with, at `POSITIONS` at most: groups × positions × columns.
+
+    And how many positions there are.
+    """
     inputs = inputs.detach().float()
     if isinstance(layer, nn.Linear):
         rows = inputs.reshape(-1, inputs.shape[-1])
-        return rows[_spread(len(rows))][None]
+        return rows[_spread(len(rows))][None], len(rows)
     if inputs.dim() == layer.weight.dim() - 1:
         inputs = inputs[None]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -257,13 +269,14 @@ def _columns(layer: Layer, inputs: Tensor) -> Tensor:
     sides = list(zip(inputs.shape[2:], layer.kernel_size, layer.stride, layer.dilation, strict=True))
     counts = [1 + (size - 1 - dilation * (kernel - 1)) // stride for size, kernel, stride, dilation in sides]
     # Only the patches at these places are written out, not those of all images.
-    image, *corner = torch.unravel_index(_spread(len(inputs) * math.prod(counts)), (len(inputs), *counts))
+    count = len(inputs) * math.prod(counts)
+    image, *corner = torch.unravel_index(_spread(count), (len(inputs), *counts))
     reached = [image.view(-1, *[1] * len(sides))]
     for axis, (at, (_, kernel, stride, dilation)) in enumerate(zip(corner, sides, strict=True)):
         along = [1] * axis + [-1] + [1] * (len(sides) - 1 - axis)
         reached.append((stride * at).view_as(reached[0]) + (dilation * torch.arange(kernel)).view(along))
     patches = inputs.movedim(1, -1)[tuple(reached)].movedim(-1, 1)
-    return patches.reshape(len(image), layer.groups, -1).movedim(1, 0)
+    return patches.reshape(len(image), layer.groups, -1).movedim(1, 0), count
 
 
 def _run(
@@ -272,7 +285,7 @@ def _run(
     """Shows the network its inputs, the watches watching."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     unfreeze(network.eval())
-    produced: dict[int, tuple[Tensor, _Watch]] = {}
+    produced: dict[int, _Output] = {}
     met: dict[nn.Module, list[_Watch | None]] = {}
     handles = [
         layer.register_forward_hook(_hook(watch, produced), with_kwargs=True)
@@ -281,16 +294,18 @@ def _run(
     ]
     for layer in network.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
-            handles.append(layer.register_forward_pre_hook(_norm_hook(produced, met)))
+            handles.append(layer.register_forward_pre_hook(_norm_hook(produced, met), with_kwargs=True))
     seen = 0
     generator = torch.Generator().manual_seed(0)
     try:
         for batch in given_by(batches):
             inputs, targets = _parted(batch)
+            in_rows(Batch(inputs, inputs if targets is None else targets))
             produced.clear()
             # Without gradients torch may take ways of its own past the layers, which hooks don't go with.
             with running("calibration"), torch.enable_grad():
                 outputs = called_with(network, inputs)
+                _find_readers(outputs, produced.values())
                 loss = _loss(outputs, targets, generator) if derivatives else None
                 if loss is not None and loss.requires_grad:
                     loss.backward()
@@ -313,24 +328,65 @@ def _run(
         watch.find_norm(met)
 
 
-def _hook(watch: _Watch, produced: dict[int, tuple[Tensor, _Watch]]) -> Any:
+class _Output(NamedTuple):
+    """What a layer computed, and how often that had been changed in place then."""
+
+    tensor: Tensor
+    watch: _Watch
+    version: int
+
+
+def _hook(watch: _Watch, produced: dict[int, _Output]) -> Any:
     def hook(layer: Layer, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         watch.see(layer, inputs[0] if inputs else named["input"])
-        produced[id(output)] = output, watch
+        produced[id(output)] = _Output(output, watch, output._version)
         if output.requires_grad:
             output.register_hook(watch.feel)
 
     return hook
 
 
-def _norm_hook(produced: dict[int, tuple[Tensor, _Watch]], met: dict[nn.Module, list[_Watch | None]]) -> Any:
-    """Writes down, call by call, whose layers made what a norm is given; None: some other's."""
+def _norm_hook(produced: Mapping[int, _Output], met: dict[nn.Module, list[_Watch | None]]) -> Any:
+    """Writes down, call by call, whose layers made what a norm is given; None: some other's.
 
-    def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        maker = produced.get(id(inputs[0]))
-        met.setdefault(norm, []).append(None if maker is None else maker[1])
+    What an activation has changed in place is some other's, and so is what has the layer's rows in another dimension
+    than that of the norm's channels, which is the second.
+    """
+
+    def hook(norm: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        given = inputs[0] if inputs else named["input"]
+        made = produced.get(id(given))
+        is_its = made is not None and given._version == made.version and _has_rows_second(made.watch.layers[0], given)
+        met.setdefault(norm, []).append(made.watch if made is not None and is_its else None)
 
     return hook
+
+
+def _has_rows_second(layer: Layer, output: Tensor) -> bool:
+    return output.dim() == (2 if isinstance(layer, nn.Linear) else layer.weight.dim())
+
+
+def _find_readers(outputs: Any, produced: Collection[_Output]) -> None:
+    """Lets each watch know who, on the way to `outputs`, reads what its layers computed, and their weight."""
+    readers = _readers(outputs)
+    reads = {id(node.variable): count for node, count in readers.items() if hasattr(node, "variable")}
+    calls = Counter(id(output.watch) for output in produced)
+    for output in produced:
+        watch = output.watch
+        watch.is_alone &= readers[output.tensor.grad_fn] == 1
+        watch.is_read_elsewhere |= reads.get(id(watch.weight), 0) > calls[id(watch)]
+
+
+def _readers(outputs: Any) -> Counter[Any]:
+    """How often each node of the graph of gradients behind `outputs` is read; that of a parameter is its variable."""
+    found: Counter[Any] = Counter(each.grad_fn for each in _tensors(outputs) if each.grad_fn is not None)
+    left = list(found)
+    while left:
+        for node, _ in left.pop().next_functions:
+            if node is not None:
+                left += [] if found[node] else [node]
+                found[node] += 1
+    return found
 
 
 def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
@@ -343,7 +399,7 @@ def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
         return inputs, targets
     parts = tuple(batch)
     if len(parts) == 2 and not (isinstance(parts[0], Tensor) and parts[0].dim() == 0):
-        given, targets = parts
+        given, targets = (dict(part) if isinstance(part, Mapping) else part for part in parts)
         whole = isinstance(given, Tensor | dict)
         return given if whole else tuple(given), targets if isinstance(targets, Tensor) else None
     return parts[0] if len(parts) == 1 else parts, None

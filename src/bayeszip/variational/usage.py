@@ -21,11 +21,13 @@ def called_layers(network: nn.Module, inputs: Sequence[Tensor]) -> frozenset[str
     its weights are read by others as well, as those of an encoder by its decoder, it doesn't count as called either.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    fused, trial = torch.backends.mha.get_fastpath_enabled(), _Trial(network)
+    fused, trial, cached = torch.backends.mha.get_fastpath_enabled(), _Trial(network), torch.is_autocast_cache_enabled()
     hooks = [hook for part in network.modules() for hook in trial.hooks_on(part)]
     try:
         # Fused kernels for inference call no layer at all.
         torch.backends.mha.set_fastpath_enabled(False)
+        # Who comes second would read a copy of the weight that was made for the first.
+        torch.set_autocast_cache_enabled(False)
         # What is compiled would be looked at when it is, not when it runs.
         with evaluating(network), torch.compiler.set_stance("force_eager"), trial:
             network(*(each.to(device) for each in inputs))
@@ -33,6 +35,7 @@ def called_layers(network: nn.Module, inputs: Sequence[Tensor]) -> frozenset[str
         return None  # it will be said, in better words, when the network is trained
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch.set_autocast_cache_enabled(cached)
         for hook in hooks:
             hook.remove()
     parts = network.named_modules(remove_duplicate=False)
