@@ -673,6 +673,14 @@ def off(outputs, targets):
     return (outputs.sum(1) - targets).square().mean()
 
 
+def lost():
+    """A network with a weight that is no number."""
+    network = mlp()
+    with torch.no_grad():
+        network[0].weight[0, 0] = torch.nan
+    return network
+
+
 def below(outputs, targets):
     """A loss of numbers that is never above 0."""
     return (outputs - targets).square().mean() - 9
@@ -690,8 +698,9 @@ def below(outputs, targets):
         ),
         (nn.BCELoss(), torch.rand(512, 3), mlp(), ModelError, "the teacher answers numbers outside of"),
         (below, torch.rand(512, 3), mlp(), RecipeError, "it is below 0, .*Add a constant .*; name another loss"),
+        ("mse", torch.rand(512, 3), lost(), ModelError, "the teacher answers NaN: check its weights"),
     ],
-    ids=["off", "BCELoss", "below"],
+    ids=["off", "BCELoss", "below", "NaN"],
 )
 def test_a_teacher_that_the_loss_would_pass_over_is_refused(loss, targets, teacher, error, message):
     data, network = ResidentBatches(blobs()[0], targets, 64), nn.Sequential(mlp(), nn.Sigmoid())

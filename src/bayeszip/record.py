@@ -66,8 +66,8 @@ def run_record(result: Result, figures: dict[str, Any]) -> dict[str, Any]:
 
     On the validation data accuracy is stated four times: of the network that was given (`…_before`), at the end of the
     last phase (`…_trained`) of the training that the file is from, right after quantization (`…_snapped`), and of the
-    file. What the snap costs is the step
-    from the second to the third, what the closing phase brings the one from there to the fourth.
+    file. What the snap costs is the step from the second to the third, what the closing phase brings the one from there
+    to the fourth.
     """
     fit = result.fit
     if fit is None:

@@ -11,10 +11,10 @@ those that are not zero. Each weight in turn, the others staying where they are,
 value; these are the aims by which the coder chooses.
 
 Where bits weigh nothing, all that a row computes is to move as little as possible: Δ_r·M·Δ_rᵀ, M being the covariance
-of x in front of a batch norm whose statistics are taken anew, which takes a shift away. Weights
-take the nearest value one after the other, and the error of each is pushed onto those that follow (as in GPTQ, Frantar
-et al. 2023, with M restricted to the weights of the row that are not zero); then each is chosen again, the others
-staying, until none moves.
+of x in front of a batch norm whose statistics are taken anew, which takes a shift away. Weights take the nearest value
+one after the other, and the error of each is pushed onto those that follow (as in GPTQ, Frantar et al. 2023, with M
+restricted to the weights of the row that are not zero); then each is chosen again, the others staying, until none
+moves.
 """
 
 import math

@@ -233,7 +233,7 @@ def compress(
     """
     from bayeszip import compressing, models
     from bayeszip.devices import resolve_device
-    from bayeszip.fitting.launch import is_main_process, leave
+    from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_test, named_loss
     from bayeszip.recipe import recipe as named_recipe
 
@@ -258,9 +258,8 @@ def compress(
     network = _network(model, seed, weights)
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
-        if is_main_process():
-            options = {"recipe": chosen, "loss": judged_by, **goal, **way}
-            _show_preview(network, loaders, target, pretrain, options, as_json)
+        options = {"recipe": chosen, "loss": judged_by, **goal, **way}
+        _show_preview(network, loaders, target, pretrain, options, as_json)
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
@@ -397,9 +396,12 @@ def _show_preview(
     asked: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """What the command would do without --dry-run."""
+    """What the command would do without --dry-run; of several processes the first tries it."""
+    from bayeszip.fitting.launch import is_main_process
     from bayeszip.previewing import preview
 
+    if not is_main_process():
+        return
     found = preview(network, loaders.train, val_loader=loaders.validation, device=device, pretrain=pretrain, **asked)
     typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 

@@ -131,7 +131,7 @@ def check_imitated(teacher: nn.Module, network: nn.Module, likelihood: Likelihoo
 
     Raises:
         RecipeError: the loss gives no way to imitate it.
-        ModelError: it says something else than probabilities, where the loss takes these.
+        ModelError: it answers NaN, or something else than probabilities, where the loss takes these.
     """
     device = next(network.parameters()).device
     with undisturbed(loader) as batches:
@@ -143,6 +143,11 @@ def check_imitated(teacher: nn.Module, network: nn.Module, likelihood: Likelihoo
     check_alike(taught, predictions(outputs))
     if taught is None:  # never: this is no like of anything
         raise TypeError(type(teacher))
+    # Infinite ones may be meant, as of classes that are masked.
+    if bool(taught.isnan().any()):
+        raise ModelError(
+            "the teacher answers NaN: check its weights, and whether it takes this data as the network does"
+        )
     if likelihood.kind == "probabilities" and not bool(((taught >= 0) & (taught <= 1)).all()):
         raise ModelError(
             "the teacher answers numbers outside of [0, 1], and the loss takes probabilities; let it end in a sigmoid, "

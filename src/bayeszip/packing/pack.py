@@ -59,10 +59,11 @@ def pack(
         max_error: how far a weight may move, as a share of its tensor's largest; elements of norms, of themselves.
         components: cluster each matrix to so many shared values besides 0, and keep the rest bit for bit.
         calibration: batches of inputs, or of (inputs, targets), or one tensor of inputs: weights are chosen by what
-            they do to these, errors of some made good by others. A few hundred examples suffice. With `quality` or
-            `max_bytes`.
-        coding: how to code. Unless it says otherwise, norms are folded where the graph is known and rounded within the
-            quality; with `max_error` or `components` they are kept, and rounded by no more than the former says.
+            they do to these, errors of some made good by others and by the bias or the norm's mean behind them, even
+            of a norm that is kept. A few hundred examples suffice. With `quality` or `max_bytes`.
+        coding: how to code. With its own `norm_error` left as it is, norms are folded where the graph is known and
+            rounded within the quality; with `max_error` or `components` they are kept, and rounded by no more than the
+            former says.
 
     Raises:
         RecipeError: a knob is out of range, or two contradict each other, or `coding` one of them.
