@@ -409,6 +409,20 @@ def test_a_sweep_over_inputs_by_name(tmp_path, monkeypatch, capsys):
     assert sum(len(batch.targets) for batch in given[0]) == 1024
 
 
+def test_a_sweep_over_what_has_no_classes_says_what_to_leave_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_numbers.py").write_text(BY_NAME.replace("torch.ones(2).long()", "torch.ones(2, 2)"))
+    save_file(
+        {"table.weight": torch.randn(5, 4), "head.weight": torch.randn(2, 6), "head.bias": torch.zeros(2)},
+        "w.safetensors",
+    )
+    options = ["--into", "of_numbers:Net", "--calibrate", "of_numbers:loaders", "--sweep", "--data", "of_numbers:loaders"]
+    monkeypatch.setattr(sys, "argv", ["bayeszip", "pack", "w.safetensors", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert "the targets of of_numbers:loaders are no classes: leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

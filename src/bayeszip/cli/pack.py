@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bayeszip.cli.base import JsonOption, command
-from bayeszip.errors import RecipeError
+from bayeszip.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,13 +158,25 @@ def _accuracy(model: "nn.Module", data: str) -> "Callable[[nn.Module], float] | 
     """That of a file's network on the validation examples of this data; None: it has none."""
     import torch
 
-    from bayeszip.fitting import evaluate
+    from bayeszip.fitting import Judge
     from bayeszip.fitting.batches import ByPlace
     from bayeszip.loaders import load_data
 
     validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
+    if validation is None:
+        return None
     names = tuple(inspect.signature(model.forward).parameters)
-    return None if validation is None else lambda network: evaluate(ByPlace(network, names), validation)
+
+    def accuracy(network: "nn.Module") -> float:
+        found = Judge(None)(ByPlace(network, names), validation).accuracy
+        if found is None:
+            raise DataError(
+                f"--data is for accuracy, but the targets of {data} are no classes: leave it out, and see by how much "
+                "weights move instead"
+            )
+        return found
+
+    return accuracy
 
 
 def _sweep(model: Any, options: dict[str, Any], data: str | None, plot: Path | None, as_json: bool) -> None:
