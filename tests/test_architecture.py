@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "bayeszip"
 #: The rooms from the ground up. A room imports from lower floors only; rooms on one floor don't know each other.
 FLOORS = (
     {"errors"},
-    {"operators", "limits", "files", "settings", "schedules", "devices", "modes", "processes"},
+    {"operators", "limits", "files", "settings", "schedules", "devices", "modes", "processes", "readers"},
     {"variational", "tensors", "data", "models"},
     {"posterior", "graph", "codec"},
     {"fitting", "quantize", "summary", "loading"},
@@ -37,7 +37,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "models": {"errors"},
     "data": {"errors", "files"},
-    "variational": {"errors", "modes", "settings", "schedules"},
+    "variational": {"errors", "modes", "readers", "settings", "schedules"},
     "codec": {"errors", "limits", "operators", "tensors"},
     "graph": {"errors", "limits", "operators", "tensors"},
 }
@@ -58,6 +58,7 @@ OUTSIDE = {
     "schedules": set(),
     "devices": {"torch"},
     "modes": {"torch"},
+    "readers": {"torch"},
     "tensors": {"numpy"},
     "codec": {"numpy", "numba"},
     "models": {"torch"},

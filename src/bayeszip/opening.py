@@ -128,7 +128,7 @@ def opened(
     first = _first_inputs(train_loader) if example_inputs is None or teacher is not None else None
     examples, judge = _judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
     if val_loader is not None:
-        _check_names(val_loader, judge.arguments)
+        _check_names(val_loader, judge.arguments, "the training data" if example_inputs is None else "example_inputs")
     phases = (*(plan.pretraining if pretrain else ()), *plan.phases, plan.closing)
     tutor = known_teacher(teacher, network, phases, first)
     if tutor is not None and judge.likelihood is not None:
@@ -214,8 +214,11 @@ def _judged_examples(
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
 
 
-def _check_names(validation: Loader, arguments: Sequence[str]) -> None:
+def _check_names(validation: Loader, arguments: Sequence[str], traced: str) -> None:
     """Refuse validation data with other inputs by name than the network is traced with, which a file would not take.
+
+    Args:
+        arguments: those that it is traced with; `traced`: whose.
 
     Raises:
         DataError: names both.
@@ -225,8 +228,8 @@ def _check_names(validation: Loader, arguments: Sequence[str]) -> None:
     inputs = None if first is None else checked_batch(first).inputs
     if isinstance(inputs, dict) and set(inputs) != set(arguments):
         raise DataError(
-            f"the validation data give the inputs {', '.join(inputs)}, and the training data, or example_inputs, "
-            f"{', '.join(arguments)}; a file takes the same inputs always, so give the same in both"
+            f"the validation data give the inputs {', '.join(inputs)}, but {traced} {', '.join(arguments)}, and a "
+            "file takes the inputs that the network was traced with: give the same in both"
         )
 
 

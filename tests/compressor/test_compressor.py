@@ -323,6 +323,22 @@ def test_a_teacher_is_given_inputs_by_their_names(named):
     assert mixed.item() == pytest.approx(right.item())
 
 
+def test_a_network_that_passes_on_what_it_is_given_learns_from_itself():
+    class Passing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Sum()
+
+        def forward(self, *inputs, **named):
+            return self.inner(*inputs, **named)
+
+    first, second = blobs(64)[0], blobs(64, seed=1)[0]
+    compressor = compressor_of(Passing(), SHORT.override("all.distillation=1", "all.distillation_temperature=1"))
+    outputs = compressor.model.eval()(first, second)
+    mixed = compressor.distill(outputs.sum(), outputs, first, second)
+    assert mixed.item() == pytest.approx(F.cross_entropy(outputs, F.softmax(outputs, dim=-1)).item())
+
+
 def test_a_teacher_is_imitated_by_the_noise_that_was_measured():
     inputs = blobs(64)[0]
     data = [(inputs, inputs[:, :3])]

@@ -89,6 +89,13 @@ class Stream:
         return zip(inputs.split([12, 18, 6, 24]), targets.split([12, 18, 6, 24]), strict=True)
 
 
+class Refilled(Stream):
+    """Fills batches up, so that its length is another each time that it is shuffled, and never quite what it gives."""
+
+    def __len__(self) -> int:
+        return 3 + int(torch.get_rng_state().sum()) % 5
+
+
 LOADERS = {
     "resident": resident,
     "in order": lambda: ResidentBatches(*tensors(), 16),
@@ -104,6 +111,7 @@ LOADERS = {
         ),
     ),
     "stream": Stream,
+    "of changing length": Refilled,
     "DataLoader, noisy data": lambda: DataLoader(Noisy(), 16, shuffle=True),
 }
 

@@ -143,7 +143,34 @@ def test_a_teacher_is_given_named_inputs_by_name_or_in_the_networks_order(kind, 
         assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
 
 
-@pytest.mark.parametrize("kind", [Weighted, Swapped, FromFile, Renamed])
+class ByNameAlone(nn.Module):
+    def forward(self, *, values, weights):
+        return Weighted()(values, weights)
+
+
+class Wrapped(nn.Module):
+    """Takes whatever it passes on, as `AveragedModel` does."""
+
+    def __init__(self, inner=Renamed):
+        super().__init__()
+        self.inner = inner()
+
+    def forward(self, *inputs, **named):
+        return self.inner(*inputs, **named)
+
+
+class Defaulting(nn.Module):
+    """Would answer without its inputs, and takes any name."""
+
+    def forward(self, first=None, second=None, **others):
+        return torch.zeros(5, 3) if first is None else Weighted()(first, second)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Weighted, Swapped, FromFile, Renamed, PassedOn, ByNameAlone, Wrapped, Defaulting],
+    ids=lambda kind: kind.__name__,
+)
 def test_a_teacher_is_given_inputs_in_order_by_the_networks_names(kind):
     network = Weighted()
     network.kept = nn.Parameter(torch.zeros(1))
@@ -154,15 +181,41 @@ def test_a_teacher_is_given_inputs_in_order_by_the_networks_names(kind):
         assert in_words(teacher) == f"{kind.__name__}, 0 parameters"
 
 
-def test_a_teacher_is_tried_in_the_form_that_batches_have():
-    class ByNameAlone(nn.Module):
-        def forward(self, *, values, weights):
-            return Weighted()(values, weights)
+def test_a_network_that_takes_anything_has_a_teacher_too():
+    network = Wrapped(Weighted)
+    network.kept = nn.Parameter(torch.zeros(1))
+    inputs = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
+    teacher = known_teacher(Renamed(), network, [Phase(distillation=0.5)], inputs)
+    assert torch.equal(teacher(*inputs), network(*inputs))
+
+
+def test_only_those_inputs_that_there_are_have_an_order():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = nn.Parameter(torch.zeros(1))
+
+        def forward(self, values, weights, factor=1.0):
+            return factor * Weighted()(values, weights)
+
+    network, inputs = Optional(), (torch.randn(5, 4, 3), torch.randn(5, 4, 1))
+    teacher = known_teacher(Swapped(), network, [Phase(distillation=0.5)], inputs)
+    assert torch.equal(teacher(*inputs), network(*inputs))
+
+
+def test_who_fails_on_a_batch_is_named():
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = nn.Parameter(torch.zeros(1))
+
+        def forward(self, values, weights):
+            raise ValueError("never")
 
     network = Weighted()
     network.kept = nn.Parameter(torch.zeros(1))
-    values, weights = torch.randn(5, 4, 3), torch.randn(5, 4, 1)
-    phases = [Phase(distillation=0.5)]
-    assert known_teacher(ByNameAlone(), network, phases, {"values": values, "weights": weights}) is not None
+    phases, inputs = [Phase(distillation=0.5)], (torch.randn(5, 4, 3), torch.randn(5, 4, 1))
     with pytest.raises(TrainingError, match=r"the teacher: .* fails on a batch"):
-        known_teacher(ByNameAlone(), network, phases, (values, weights))
+        known_teacher(Failing(), network, phases, inputs)
+    with pytest.raises(TrainingError, match=r"the first batch: .* fails on a batch"):
+        known_teacher(Weighted(), Failing(), phases, inputs)

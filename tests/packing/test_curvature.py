@@ -235,12 +235,35 @@ class Normed(nn.Module):
         (lambda out, norm: norm(F.relu_(out)), False),
         (lambda out, norm: norm(out) + out, False),
         (lambda out, norm: norm(out) + out.mean(), False),
+        (lambda out, norm: norm(out) * (out > 0), False),
+        (lambda out, norm: norm(out) + out.detach(), False),
+        (lambda out, norm: (norm(out), out), False),
     ],
-    ids=["behind", "by-keyword", "activation", "in-place", "residual", "read-later"],
+    ids=["behind", "by-keyword", "activation", "in-place", "residual", "read-later", "compared", "apart", "returned"],
 )
 def test_a_norm_takes_a_shift_only_of_what_it_alone_is_given_as_it_was_computed(between, is_its):
     net = Normed(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), between)
     assert curvatures(net, batches(2, 5, 5))["layer.weight"].mean == ("norm.running_mean" if is_its else None)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_norm_takes_a_shift_only_if_no_batch_was_read_by_others(others):
+    class Now(nn.Module):
+        """Reads what the layer computed in one batch alone, the first or the second."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches = 0
+
+        def forward(self, out: torch.Tensor) -> torch.Tensor:
+            self.batches += 1
+            return out.mean() if self.batches == others else torch.zeros(())
+
+    now = Now()
+    net = Normed(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), lambda out, norm: norm(out) + now(out))
+    net.now = now
+    assert curvatures(net, batches(2, 5, 5))["layer.weight"].mean is None
+    assert now.batches >= 2
 
 
 def test_a_norm_of_another_dimension_takes_no_shift_of_rows():
@@ -263,6 +286,36 @@ def test_a_weight_that_something_reads_is_not_seen():
 
     assert list(curvatures(Mirrored(reads=False), batches(6))) == ["encoder.weight", "decoder.weight"]
     assert curvatures(Mirrored(reads=True), batches(6)) == {}
+
+
+def test_a_weight_that_is_read_in_another_precision_is_not_seen():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+        @torch.autocast("cpu", torch.bfloat16)
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.last(F.linear(self.encoder(rows), self.encoder.weight))
+
+    assert list(curvatures(Mixed(), batches(6))) == ["last.weight"]
+
+
+def test_inputs_beside_the_first_may_be_anything():
+    class Flagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, rows, state, time, flag):
+            assert state is None
+            assert flag
+            return self.layer(rows) * time
+
+    rows = batches(5)
+    plain = curvatures(nn.Sequential(nn.Linear(5, 3)), rows)["0.weight"]
+    found = curvatures(Flagged(), [(each, None, torch.tensor(2.0), True) for each in rows])["layer.weight"]
+    np.testing.assert_array_equal(found.blocks[0].moments, plain.blocks[0].moments)
 
 
 def test_positions_that_stand_for_all_count_as_often_as_all(monkeypatch):

@@ -416,7 +416,15 @@ def test_a_sweep_over_what_has_no_classes_says_what_to_leave_out(tmp_path, monke
         {"table.weight": torch.randn(5, 4), "head.weight": torch.randn(2, 6), "head.bias": torch.zeros(2)},
         "w.safetensors",
     )
-    options = ["--into", "of_numbers:Net", "--calibrate", "of_numbers:loaders", "--sweep", "--data", "of_numbers:loaders"]
+    options = [
+        "--into",
+        "of_numbers:Net",
+        "--calibrate",
+        "of_numbers:loaders",
+        "--sweep",
+        "--data",
+        "of_numbers:loaders",
+    ]
     monkeypatch.setattr(sys, "argv", ["bayeszip", "pack", "w.safetensors", *options])
     with pytest.raises(SystemExit):
         main()

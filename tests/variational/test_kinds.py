@@ -1,5 +1,7 @@
 """Which layer takes which form."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -141,21 +143,42 @@ def test_a_layer_that_is_called_and_read_is_sampled_for_both(read):
     assert isinstance(network.last, VariationalLinear)
 
 
-def test_a_weight_that_is_read_in_another_precision_is_read():
-    """Autocast makes the reader a copy of the weight, which it had made for the layer already."""
-    with torch.autocast("cpu", torch.bfloat16):
-        assert called_layers(Mirrored(), (torch.randn(3, 6),)) == {"", "last"}
-        assert torch.is_autocast_cache_enabled()
+class Twice(nn.Module):
+    """Calls a layer, and reads its weights as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.linear(self.mid(x).relu(), self.mid.weight))
+
+
+@pytest.mark.parametrize("kind", ["around", "decorated", "held"])
+def test_a_weight_that_is_read_in_another_precision_is_read(kind):
+    """Autocast gives the reader a copy of the weight, which it had made for the layer already."""
+    precise = torch.autocast("cpu", torch.bfloat16, cache_enabled=True)
+
+    class Under(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Twice()
+
+        @torch.autocast("cpu", torch.bfloat16, enabled=kind == "decorated")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with precise if kind == "held" else contextlib.nullcontext():
+                return self.inner(x)
+
+    with precise if kind == "around" else contextlib.nullcontext():
+        assert called_layers(Under(), (torch.randn(3, 6),)) == {"", "inner", "inner.last"}
 
 
 def test_a_layer_whose_error_is_caught_ran_no_longer_than_that():
     class Trying(Mirrored):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            try:
-                self.last(torch.zeros(1, 5))
-            except RuntimeError:
-                return super().forward(x)
-            raise AssertionError
+            with contextlib.suppress(RuntimeError):
+                self.enc(torch.zeros(1, 5))
+            return super().forward(x)
 
     assert called_layers(Trying(), (torch.randn(3, 6),)) == {"", "last"}
 

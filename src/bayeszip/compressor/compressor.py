@@ -60,7 +60,6 @@ from bayeszip.fitting.batches import (
     examples_from,
     given_by,
     in_order,
-    named_for,
     running,
 )
 from bayeszip.fitting.checkpoint import differences
@@ -172,8 +171,7 @@ class Compressor:
         _check_tensors(self.model)
         settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
         examples = None if teacher is None or example_inputs is None else examples_from(self.model, example_inputs)
-        shown = None if examples is None else named_for(self.model, examples)
-        self._tutor = known_teacher(teacher, self.model, phases, shown)
+        self._tutor = known_teacher(teacher, self.model, phases, examples)
         self._original: nn.Module | None = None
         if any(phase.distillation for phase in phases):
             self._original = copied(self.model).eval().requires_grad_(False)
@@ -332,11 +330,11 @@ class Compressor:
             outputs: what the model says to `inputs`.
             targets: needed where it is not clear which dimension of the outputs has the classes.
         """
-        teacher, original = self._teacher, self._original
-        if not self.phase.distillation or teacher is None or original is None:
+        teacher = self._teacher
+        if not self.phase.distillation or teacher is None:
             return loss
         with torch.no_grad(), running("the teacher"):
-            taught = predictions(called_with(teacher.to(loss.device), named_for(original, inputs)))
+            taught = predictions(called_with(teacher.to(loss.device), inputs))
         if self._tutor is not None:
             check_alike(taught, predictions(outputs))
         return self._course.blend(loss, outputs, taught, targets, needed=self._tutor is not None)

@@ -39,7 +39,7 @@ __all__ = [
     "in_rows",
     "laid_out",
     "mapped",
-    "named_for",
+    "named_arguments",
     "on_device",
     "rows_of",
     "running",
@@ -257,10 +257,10 @@ def by_place(network: nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> I
     return next(iter(inputs.values()))
 
 
-def named_for(network: nn.Module, inputs: tuple[Tensor, ...]) -> Inputs:
-    """Inputs in order by the names that the network has for them, if any: another may have them in another order."""
-    named = dict(zip(inspect.signature(network.forward).parameters, inputs, strict=False))
-    return named if len(named) == len(inputs) and takes(network, **named) else inputs
+def named_arguments(network: nn.Module) -> tuple[str, ...]:
+    """The arguments that its `forward` has names for, in order; whatever else it may take is none of them."""
+    parameters = inspect.signature(network.forward).parameters.values()
+    return tuple(each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
 
 
 class ByPlace(nn.Module):

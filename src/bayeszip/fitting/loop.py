@@ -212,7 +212,7 @@ class Fitting:
         if self.phase_index >= len(epochs) or self.epoch + (self.batch > 0) > epochs[self.phase_index]:
             raise CheckpointError("the checkpoint is further on than these phases go; were they shortened?")
         self.steps, self.rate_factor = state["steps"], state["rate_factor"]
-        self.n_batches = count_batches(self.batches) or state["n_batches"]
+        self.n_batches = state["n_batches"]
         self.sums = state["sums"].to(self.device, copy=True)
         self._epoch_began = time.perf_counter() - state["seconds"]
         self.load_result(state)
@@ -359,8 +359,9 @@ class Fitting:
     def _run_batches(self) -> None:
         strength = self.engine.from_main(self.steering.strength)
         take = self._take_staged if self._is_recorded() else self._take_step
-        # A loader that fills batches up, as to a number of tokens, may have more of them in one epoch than in another.
-        self.n_batches = count_batches(self.batches) or self.n_batches
+        if not self.batch:
+            # One that fills batches up, as to a number of tokens, may have more of them in one epoch than in another.
+            self.n_batches = count_batches(self.batches) or self.n_batches
         for batch in map(checked_batch, self._passes.rest(self.batch)):
             if self.n_batches is None:
                 self.n_batches = self._expected(batch)

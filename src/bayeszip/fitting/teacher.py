@@ -1,6 +1,5 @@
 """Whom a network learns from, the pretrained one or a better one: what it says about each batch, for distillation."""
 
-import inspect
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +14,11 @@ from bayeszip.fitting.batches import (
     Loader,
     called_with,
     mapped,
+    named_arguments,
     on_device,
     running,
     takes,
+    tensors_of,
 )
 from bayeszip.fitting.likelihood import Likelihood
 from bayeszip.fitting.outputs import predictions, shape_in_words
@@ -95,20 +96,31 @@ def known_teacher(
             "no phase of the recipe asks a teacher; say how much of the loss is to be learnt from it, "
             "all.distillation=0.5, or leave it out"
         )
-    device, names = next(network.parameters()).device, tuple(inspect.signature(network.forward).parameters)
-    teacher = copied(unwrapped(given))
-    if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
-        teacher = ByPlace(teacher, names)
-    elif tuple(inspect.signature(teacher.forward).parameters)[: len(names)] != names:
-        teacher = ByName(teacher, names)
-    teacher.to(device).eval().requires_grad_(False)
+    device = next(network.parameters()).device
+    teacher = _called_alike(copied(unwrapped(given)), network, inputs).to(device).eval().requires_grad_(False)
     if inputs is not None:
         shown = mapped(inputs, lambda tensor: tensor.to(device))
         with running("the teacher"):
             taught = predictions(called_with(teacher, shown))
-        with evaluating(network):
-            check_alike(taught, predictions(called_with(network, shown)))
+        with evaluating(network), running("the first batch"):
+            own = predictions(called_with(network, shown))
+        check_alike(taught, own)
     return teacher
+
+
+def _called_alike(teacher: nn.Module, network: nn.Module, inputs: Inputs | None) -> nn.Module:
+    """The teacher, to be called as the network is: it may have other names for its arguments, or another order."""
+    names = named_arguments(network)
+    if isinstance(inputs, dict):
+        names = tuple(name for name in names if name in inputs) or names
+    elif inputs is not None:
+        names = names[: len(tensors_of(inputs))]
+    if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
+        return ByPlace(teacher, names)
+    own = named_arguments(teacher)
+    # Whoever takes any name passes it on, perhaps to one that doesn't know it.
+    is_alike = own[: len(names)] == names or not set(names) <= set(own)
+    return teacher if is_alike and takes(teacher, *names) else ByName(teacher, names)
 
 
 def check_alike(taught: Tensor | None, own: Tensor | None) -> None:

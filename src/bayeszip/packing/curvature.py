@@ -6,9 +6,9 @@ of the derivatives of the network's outputs by y_r (Gauss and Newton's approxima
 independent, as in K-FAC: Martens and Grosse 2015). A constant 1 beside x stands for the bias.
 """
 
+import contextlib
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayeszip.errors import DataError
-from bayeszip.fitting.batches import TARGETS, Batch, Inputs, called_with, given_by, in_rows, rows_of, running
+from bayeszip.fitting.batches import TARGETS, Batch, Inputs, called_with, given_by, in_rows, running
 from bayeszip.fitting.outputs import class_dim
 from bayeszip.modes import unfreeze
+from bayeszip.readers import Readers, place_of, reading
 
 __all__ = ["Block", "Curvature", "curvatures"]
 
@@ -163,7 +164,7 @@ class _Watch:
     Args:
         count: positions that they met.
         calls: of the layers.
-        is_alone: whether what they compute has one reader.
+        readers: of what they compute, modules by their identity.
         is_read_elsewhere: whether something else computed with the weight.
         norm: behind them.
     """
@@ -172,7 +173,7 @@ class _Watch:
     count: int = 0
     examples: int = 0
     calls: int = 0
-    is_alone: bool = True
+    readers: set[int] = field(default_factory=set)
     is_read_elsewhere: bool = False
     norm: nn.Module | None = None
     moments: list[Tensor] = field(default_factory=list)
@@ -242,7 +243,7 @@ class _Watch:
     def find_norm(self, met: Mapping[nn.Module, Sequence["_Watch | None"]]) -> None:
         """Takes the norm behind the layers, where one takes all that they compute and nothing else."""
         behind = [norm for norm, makers in met.items() if self in makers]
-        if self.is_alone and len(behind) == 1 and list(met[behind[0]]) == [self] * self.calls:
+        if len(behind) == 1 and self.readers == {id(behind[0])} and list(met[behind[0]]) == [self] * self.calls:
             self.norm = behind[0]
 
 
@@ -285,32 +286,20 @@ def _run(
     """Shows the network its inputs, the watches watching."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     unfreeze(network.eval())
-    produced: dict[int, _Output] = {}
     met: dict[nn.Module, list[_Watch | None]] = {}
-    handles = [
-        layer.register_forward_hook(_hook(watch, produced), with_kwargs=True)
-        for watch in watches
-        for layer in watch.layers
-    ]
-    for layer in network.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
-            handles.append(layer.register_forward_pre_hook(_norm_hook(produced, met), with_kwargs=True))
     seen = 0
     generator = torch.Generator().manual_seed(0)
     try:
         for batch in given_by(batches):
             inputs, targets = _parted(batch)
-            in_rows(Batch(inputs, inputs if targets is None else targets))
-            produced.clear()
+            count = _count_rows(inputs)
             # Without gradients torch may take ways of its own past the layers, which hooks don't go with.
             with running("calibration"), torch.enable_grad():
-                outputs = called_with(network, inputs)
-                _find_readers(outputs, produced.values())
+                outputs = _look(network, inputs, watches, met)
                 loss = _loss(outputs, targets, generator) if derivatives else None
                 if loss is not None and loss.requires_grad:
                     loss.backward()
             network.zero_grad(set_to_none=True)
-            count = rows_of(inputs)
             seen += count
             for watch in watches:
                 watch.examples += count
@@ -320,26 +309,49 @@ def _run(
         network.requires_grad_(False)
         for parameter in trained:
             parameter.requires_grad_(True)
-        for handle in handles:
-            handle.remove()
     if not seen:
         raise DataError("the calibration data gave no batch; check the loader")
     for watch in watches:
         watch.find_norm(met)
 
 
+def _look(
+    network: nn.Module, inputs: Inputs, watches: Sequence[_Watch], met: dict[nn.Module, list[_Watch | None]]
+) -> Any:
+    """What the network says to a batch; the watches know then who has read what their layers computed, and weights."""
+    produced: dict[int, _Output] = {}
+    with reading(network) as readers, contextlib.ExitStack() as stack:
+        for watch in watches:
+            for layer in watch.layers:
+                # Before it counts as done, since what is seen of inputs is read by nobody else.
+                hook = layer.register_forward_hook(_hook(watch, produced, readers), with_kwargs=True, prepend=True)
+                stack.callback(hook.remove)
+        for norm in network.modules():
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+                stack.callback(norm.register_forward_pre_hook(_norm_hook(produced, met), with_kwargs=True).remove)
+        outputs = called_with(network, inputs)
+    returned = {place_of(tensor) for tensor in _tensors(outputs)}
+    for output in produced.values():
+        output.watch.readers |= readers.of(output.tensor)
+        if place_of(output.tensor) in returned:
+            output.watch.readers.add(id(network))
+    for watch in watches:
+        watch.is_read_elsewhere |= any(map(readers.are_elsewhere, watch.layers))
+    return outputs
+
+
 class _Output(NamedTuple):
-    """What a layer computed, and how often that had been changed in place then."""
+    """What a layer computed."""
 
     tensor: Tensor
     watch: _Watch
-    version: int
 
 
-def _hook(watch: _Watch, produced: dict[int, _Output]) -> Any:
+def _hook(watch: _Watch, produced: dict[int, _Output], readers: Readers) -> Any:
     def hook(layer: Layer, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         watch.see(layer, inputs[0] if inputs else named["input"])
-        produced[id(output)] = _Output(output, watch, output._version)
+        produced[id(output)] = _Output(output, watch)
+        readers.follow(output)
         if output.requires_grad:
             output.register_hook(watch.feel)
 
@@ -349,14 +361,13 @@ def _hook(watch: _Watch, produced: dict[int, _Output]) -> Any:
 def _norm_hook(produced: Mapping[int, _Output], met: dict[nn.Module, list[_Watch | None]]) -> Any:
     """Writes down, call by call, whose layers made what a norm is given; None: some other's.
 
-    What an activation has changed in place is some other's, and so is what has the layer's rows in another dimension
-    than that of the norm's channels, which is the second.
+    So is what has the layer's rows in another dimension than that of the norm's channels, which is the second.
     """
 
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         given = inputs[0] if inputs else named["input"]
         made = produced.get(id(given))
-        is_its = made is not None and given._version == made.version and _has_rows_second(made.watch.layers[0], given)
+        is_its = made is not None and _has_rows_second(made.watch.layers[0], given)
         met.setdefault(norm, []).append(made.watch if made is not None and is_its else None)
 
     return hook
@@ -366,27 +377,17 @@ def _has_rows_second(layer: Layer, output: Tensor) -> bool:
     return output.dim() == (2 if isinstance(layer, nn.Linear) else layer.weight.dim())
 
 
-def _find_readers(outputs: Any, produced: Collection[_Output]) -> None:
-    """Lets each watch know who, on the way to `outputs`, reads what its layers computed, and their weight."""
-    readers = _readers(outputs)
-    reads = {id(node.variable): count for node, count in readers.items() if hasattr(node, "variable")}
-    calls = Counter(id(output.watch) for output in produced)
-    for output in produced:
-        watch = output.watch
-        watch.is_alone &= readers[output.tensor.grad_fn] == 1
-        watch.is_read_elsewhere |= reads.get(id(watch.weight), 0) > calls[id(watch)]
+def _count_rows(inputs: Inputs) -> int:
+    """How many examples the inputs hold, by the first tensor: others may be numbers, states, or none.
 
-
-def _readers(outputs: Any) -> Counter[Any]:
-    """How often each node of the graph of gradients behind `outputs` is read; that of a parameter is its variable."""
-    found: Counter[Any] = Counter(each.grad_fn for each in _tensors(outputs) if each.grad_fn is not None)
-    left = list(found)
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None:
-                left += [] if found[node] else [node]
-                found[node] += 1
-    return found
+    Raises:
+        DataError: it has no rows, or there is none.
+    """
+    tensors = _tensors(inputs)
+    if not tensors:
+        raise DataError(f"a batch of calibration holds no tensor, but a {type(inputs).__name__}; check the loader")
+    in_rows(Batch(tensors[0], tensors[0]))
+    return len(tensors[0])
 
 
 def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
