@@ -252,6 +252,60 @@ def test_of_a_layer_that_was_to_be_left_alone_nothing_is_said(trained):
     assert not [warning for warning in result.warnings if "left raw" in warning]
 
 
+class TwoHeads(nn.Module):
+    """Heads for two tasks, of which a call computes one, and a vector that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, 16), nn.ReLU())
+        self.heads = nn.ModuleDict(
+            {"first": nn.Linear(16, 3), "second": nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 2))}
+        )
+        self.spare = nn.Parameter(torch.ones(5))
+
+    def forward(self, inputs, task="first"):
+        return self.heads[task](self.body(inputs))
+
+
+def test_parts_that_the_file_does_not_hold_are_named(tmp_path):
+    result = compress(TwoHeads())
+    assert not [name for name in result.compressed.tensors if name.startswith(("spare", "heads.second"))]
+    assert said(
+        result, "spare, heads.second are not in the file, since for the inputs that the network was traced with"
+    )
+    result.save(tmp_path / "net.bayz")
+    own = TwoHeads()
+    before = own.heads["second"][0].weight.clone()
+    with pytest.warns(
+        UserWarning, match=r"doesn't hold spare, heads\.second\.0\.weight, .* and 2 more.*TwoHeads keeps"
+    ):
+        bayeszip.load(tmp_path / "net.bayz", into=own)
+    assert torch.equal(own.heads["second"][0].weight, before)
+
+
+def test_a_part_that_the_file_does_not_hold_is_named_by_pack():
+    inputs = torch.randn(4, 12)
+    one = TwoHeads()
+    del one.spare
+    (warning,) = bayeszip.pack(one, example_inputs=inputs).warnings
+    assert warning.startswith("heads.second is not in the file, since")
+    assert "no output depends on it; if others need it, trace with those (example_inputs)" in warning
+    assert bayeszip.pack(one).warnings == ()  # without a graph all is there
+
+
+def test_weights_that_are_read_by_another_of_their_names_are_in_the_file(tmp_path):
+    network = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    network[2].weight = network[0].weight
+    inputs = torch.randn(4, 6)
+    result = bayeszip.pack(network, example_inputs=inputs)
+    assert result.warnings == ()
+    result.save(tmp_path / "net.bayz")
+    own = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    own[2].weight = own[0].weight
+    bayeszip.load(tmp_path / "net.bayz", into=own)  # a warning would be an error here
+    torch.testing.assert_close(own(inputs), result.network()(inputs))
+
+
 def test_chance_is_the_most_frequent_class_within_its_noise():
     assert damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=100))
     assert not damage._is_chance(Figures(accuracy=0.92, chance=0.9, targets=10_000))

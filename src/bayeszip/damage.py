@@ -7,8 +7,9 @@ longer works must not look like a success.
 import math
 from collections.abc import Callable, Sequence
 
+from bayeszip.errors import listed
 from bayeszip.fitting import Figures, Phase
-from bayeszip.result import Fit, Result
+from bayeszip.result import Fit, Result, left_out
 from bayeszip.schedules import SCHEDULES
 from bayeszip.summary import show_bytes
 
@@ -21,8 +22,6 @@ POINTS, SHARE = 1.0, 0.1
 REACH, REACH_OF_MEANS = 2.5, 0.2
 #: Outputs that differ by less than this between examples, in units of their size, say the same to all of them.
 CONSTANT = 1e-4
-#: Of a list of names, so many are named.
-LISTED = 3
 
 
 def findings(result: Result) -> tuple[str, ...]:
@@ -68,7 +67,12 @@ def died(result: Result, fit: Fit) -> str | None:
     if not result.died:
         return None
     one = len(result.died) == 1
-    return f"{_listed(result.died)} died: not one weight is left in {'it' if one else 'them'}. {_REMEDY}"
+    return f"{listed(result.died)} died: not one weight is left in {'it' if one else 'them'}. {_REMEDY}"
+
+
+def unread(result: Result, fit: Fit) -> str | None:
+    """Parts that the file doesn't hold."""
+    return left_out(result)
 
 
 def fell(result: Result, fit: Fit) -> str | None:
@@ -155,7 +159,7 @@ def left_raw(result: Result, fit: Fit) -> str | None:
     if not raw:
         return None
     return (
-        f"{_listed(list(raw))} could not be compressed and {'was' if len(raw) == 1 else 'were'} left raw: "
+        f"{listed(list(raw))} could not be compressed and {'was' if len(raw) == 1 else 'were'} left raw: "
         f"{show_bytes(sum(raw.values()))} of the file's {show_bytes(result.bytes)}"
     )
 
@@ -168,6 +172,7 @@ FINDINGS: tuple[Callable[[Result, Fit], str | None], ...] = (
     at_chance_after,
     constant,
     died,
+    unread,
     fell,
     metric_fell,
     metric_is_nan,
@@ -204,8 +209,3 @@ def _is_chance(figures: Figures) -> bool:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f} %"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

@@ -1,5 +1,7 @@
 """Every error a user of bayeszip may see: one family, named by what is at fault."""
 
+from collections.abc import Sequence
+
 __all__ = [
     "BayeszipError",
     "CheckpointError",
@@ -16,11 +18,14 @@ __all__ = [
     "TargetError",
     "TrainingError",
     "UsageError",
+    "listed",
     "printable",
     "shown",
 ]
 
 _LONGEST_MESSAGE = 200
+#: Of a list of names, so many are named.
+_LISTED = 3
 
 
 def printable(text: str) -> str:
@@ -36,6 +41,16 @@ def shown(text: object) -> str:
     """Anything from a file, for a message: escaped, and cut where it is long."""
     escaped = ascii(text)
     return escaped if len(escaped) <= _LONGEST_MESSAGE // 2 else escaped[: _LONGEST_MESSAGE // 2] + "…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row, for a message: the first few of them, and how many more there are.
+
+    >>> print(listed(["a", "b", "c", "d", "e"]))
+    a, b, c and 2 more
+    """
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 class BayeszipError(Exception):

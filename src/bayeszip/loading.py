@@ -29,7 +29,9 @@ def load(
     """The network in a `.bayz` file, as a plain module in `eval()` mode. Nothing in the file is executed.
 
     Args:
-        into: a network of the original class; its layers take the weights, and the sizes, of the file.
+        into: a network of the original class; its layers take the weights, and the sizes, of the file. What the file
+            doesn't hold, since nothing depended on it for the inputs that it was traced with, keeps its values, and a
+            warning tells of it.
         dtype: of the floating-point tensors, as `torch.float16` or "float16"; by default the type that the original
             network computed in, or that of `into`.
         map_location: the device to put it on.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip import codec, graph
-from bayeszip.errors import ModelError, printable
+from bayeszip.errors import ModelError, listed, printable
 from bayeszip.files import write_atomically
 from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.cost import latency, multiply_adds
@@ -23,10 +23,7 @@ from bayeszip.summary import as_text, facts_table, rates_table, show_bytes, tens
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
 from bayeszip.variational import Conversion
 
-__all__ = ["Fit", "Form", "Result", "coded", "coder_of", "write_weights"]
-
-#: How many layers of a kind a report names.
-LISTED = 3
+__all__ = ["Fit", "Form", "Result", "coded", "coder_of", "left_out", "write_weights"]
 
 #: Where nothing was measured.
 NOTHING = Figures()
@@ -100,6 +97,8 @@ class Result:
     others: tuple["Result", ...] = ()
     #: Tensors of the file that are no parameters: buffers, constants of the graph, indices of what survived.
     beside: frozenset[str] = field(default=frozenset(), repr=False)
+    #: Modules and parameters that no output depends on for the inputs that the network was traced with.
+    unread: tuple[str, ...] = ()
     #: The network with the same weights before anything was removed from it, if its graph is known.
     whole: CompressedModel | None = field(default=None, compare=False)
 
@@ -230,16 +229,26 @@ class Result:
                 for tensor in self.description.tensors
                 if any(_lies_in(tensor.name, name) for name in names) and tensor.name not in self._gaussian
             ]
-            listed = ", ".join(name or "the network itself" for name in names[:LISTED])
-            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            called = listed([name or "the network itself" for name in names])
             size = show_bytes(sum(tensor.bytes for tensor in held))
             trained = [tensor for tensor in held if tensor.name not in self.beside]
-            parts.append(f"{listed}{more} ({why}): {_treatment(why, trained)}, {size}")
+            parts.append(f"{called} ({why}): {_treatment(why, trained)}, {size}")
         return "; ".join(parts)
 
     @property
     def _gaussian(self) -> frozenset[str]:
         return frozenset() if self.fit is None else frozenset(self.fit.conversion.gaussian)
+
+
+def left_out(result: Result) -> str | None:
+    """Says what the file doesn't hold since nothing needs it; None: it holds everything."""
+    if not result.unread:
+        return None
+    are, them = ("is", "it") if len(result.unread) == 1 else ("are", "them")
+    return (
+        f"{listed(result.unread)} {are} not in the file, since for the inputs that the network was traced with no "
+        f"output depends on {them}; if others need {them}, trace with those (example_inputs)"
+    )
 
 
 def _lies_in(tensor: str, name: str) -> bool:
@@ -279,6 +288,7 @@ class Form:
         self._ordered = not coding.keep_indices
         self._graph: Graph | None = None
         self._without_graph: str | None = None
+        self._unread: tuple[str, ...] = ()
         if examples is None:
             self._without_graph = "no example inputs given"
             return
@@ -286,6 +296,8 @@ class Form:
             self._graph = graph.trace(network, self._examples)
         except (graph.UnknownOperator, graph.UntraceableModel) as error:
             self._without_graph = str(error)
+        else:
+            self._unread = tuple(_unread(network, self._graph))
 
     @property
     def has_graph(self) -> bool:
@@ -340,7 +352,7 @@ class Form:
         if self._graph is not None:
             graph.prove_same(large, small, self._examples)
         result = coded(self._rounded(small, deviations), self._coding, self._network, self._without_graph)
-        return replace(result, whole=large if self._graph is not None else None)
+        return replace(result, whole=large if self._graph is not None else None, unread=self._unread)
 
     def _whole(self, quantized: Mapping[str, QuantizedTensor]) -> CompressedModel:
         count = parameter_count(self._network)
@@ -363,6 +375,21 @@ class Form:
         if how.norms == "fold" and not how.keep_indices:
             small = round_vectors(small, graph.free_vectors(small, _frozen(self._network)), how.norm_error)
         return round_norms(small, deviations, how.norm_error if deviations else 0.0)
+
+
+def _unread(network: nn.Module, traced: Graph) -> Iterator[str]:
+    """The parameters that a graph doesn't read; where those are all that a module has, its name stands for them."""
+    read = set(traced.tensor_names())
+    left = {id(parameter): name for name, parameter in network.named_parameters() if name not in read}
+    for path, part in network.named_modules():
+        every = [id(parameter) for parameter in part.parameters()]
+        if every and left.keys() >= set(every):
+            yield path or type(network).__name__
+        else:
+            every = [each for each in map(id, part.parameters(recurse=False)) if each in left]
+            yield from (left[each] for each in every)
+        for each in every:
+            left.pop(each, None)
 
 
 def _frozen(network: nn.Module) -> set[str]:

@@ -3,14 +3,14 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import ModelError, shown
+from bayeszip.errors import ModelError, listed, shown
 from bayeszip.graph.families import RULES
 from bayeszip.graph.folding import CHANNELS
 from bayeszip.graph.indices import is_index
@@ -75,7 +75,21 @@ def load_into(
         smaller = any(tensors[name].shape != shape for name, shape in whole.items())
         if not (proven and smaller and _with_zeros_back(model, net, tensors, whole, budget)):
             raise
+    _tell_of_others(inner, tensors)
     return net
+
+
+def _tell_of_others(net: nn.Module, tensors: Container[str]) -> None:
+    """Warn of what keeps the values it came with: it may be computed with where the file's inputs don't lead."""
+    held = {id(parameter) for name, parameter in net.named_parameters(remove_duplicate=False) if name in tensors}
+    others = [name for name, parameter in net.named_parameters() if id(parameter) not in held]
+    if others:
+        warnings.warn(
+            f"the file doesn't hold {listed(others)}, on which no output depended when it was made: "
+            f"{type(net).__name__} keeps the values that it has there",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _check_values(net: nn.Module) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeszip import codec, graph
-from bayeszip.errors import ModelError, RecipeError, TargetError
+from bayeszip.errors import ModelError, RecipeError, TargetError, listed
 from bayeszip.fitting.batches import Loader, checked_loader
 from bayeszip.packing.contents import Contents, clustered, contents_of, is_statistic
 from bayeszip.packing.curvature import curvatures
@@ -16,7 +16,7 @@ from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_byte
 from bayeszip.packing.pushing import Pushing
 from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
 from bayeszip.recipe import Coding
-from bayeszip.result import Form, Result, coded, coder_of, write_weights
+from bayeszip.result import Form, Result, coded, coder_of, left_out, write_weights
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import check_materialized
 from bayeszip.variational.kinds import is_norm
@@ -219,16 +219,16 @@ class _Target:
         else:
             self._write(trial)
             result = self._formed(self._form, trial).code(trial.tensors)
-        return dataclasses.replace(result, moved=moved, warnings=self._not_finite())
+        said = (self._not_finite(), left_out(result))
+        return dataclasses.replace(result, moved=moved, warnings=tuple(each for each in said if each is not None))
 
-    def _not_finite(self) -> tuple[str, ...]:
+    def _not_finite(self) -> str | None:
         """What can't be quantized for what it holds, and costs its whole size: a network that was trained to ruin."""
         floating = {name: tensor for name, tensor in self._tensors.items() if tensor.is_floating_point()}
         broken = [name for name, tensor in floating.items() if tensor.dim() > 1 and not tensor.isfinite().all()]
         if not broken:
-            return ()
-        listed = ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
-        return (f"kept as it is, since it holds NaN or infinity: {listed}. Is this the network you meant?",)
+            return None
+        return f"kept as it is, since it holds NaN or infinity: {listed(broken)}. Is this the network you meant?"
 
     def _formed(self, form: Form, trial: Trial) -> Form:
         """The form whose norms move by as much as they should, unless the caller has said how much that is."""
