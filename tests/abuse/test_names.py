@@ -116,7 +116,8 @@ def test_a_recurrent_layer_with_projections_keeps_its_sizes():
 
     own = Own()
     same = QuantizedTensor(np.ones((20, 2), dtype=np.uint8), BOOK)
-    load_into(CompressedModel({"rnn.weight_hh_l0": same}), own)
+    with pytest.warns(UserWarning, match="doesn't hold rnn.weight_ih_l0, rnn.bias_ih_l0, .*Own keeps the values"):
+        load_into(CompressedModel({"rnn.weight_hh_l0": same}), own)
     assert (own.rnn.hidden_size, own.rnn.proj_size) == (5, 2)
     smaller = QuantizedTensor(np.ones((20, 1), dtype=np.uint8), BOOK)
     with pytest.raises(ModelError, match=r"\(20, 1\)"):
