@@ -180,7 +180,8 @@ def test_the_table_of_aims_tells_what_runs_came_to():
 def checkout(tmp_path):
     """The committed pages and records, and a frontier of its own."""
     for name in PAGES:
-        shutil.copy(ROOT / name, tmp_path)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "results" / "frontier").mkdir(parents=True)
     (tmp_path / "benchmarks").mkdir()
     for folder in (ROOT / "results").iterdir():

@@ -1,4 +1,4 @@
-"""Tables in RESULTS.md and the README, and the pictures in docs/, from the records. Rendering twice changes nothing."""
+"""Tables in RESULTS.md, the README and docs/, and pictures there, from the records. Rendering twice changes nothing."""
 
 import json
 import statistics
@@ -22,9 +22,10 @@ FIGURE, SIZES, PARTS = "docs/lenet-5.svg", "docs/accuracy-size.svg", "docs/parts
 #: Where in the pages sections stand, each between `<!-- name -->` and `<!-- /name -->`.
 PAGES = {
     "RESULTS.md": (
-        *("table", "figure", "frontier", "parts", "ablation", "choice", "inherited", "results", "targets"),
-        *("latency", "epochs", "quoted"),
+        *("aims", *(f"frontier-{model}" for model in NETWORKS)),
+        *("table", "figure", "parts", "ablation", "results", "targets", "latency", "epochs", "quoted"),
     ),
+    "docs/trials.md": ("choice", "inherited"),
     "README.md": ("quick", "networks", "paper", "results"),
 }
 
@@ -85,7 +86,8 @@ def _sections(root: Path) -> dict[str, str]:
     }
     return {
         **{name: _markdown(many) or "Not measured yet." for name, many in grids.items()},
-        "frontier": _frontier(held["frontier"], _peer(root)),
+        **{f"frontier-{model}": _frontier(model, held["frontier"], _peer(root)) for model in NETWORKS},
+        "aims": _aims(held["frontier"]),
         "networks": _networks(held["frontier"]),
         "quick": _quick_line([record for record in held["quick"] if record["name"].startswith("tau1=1-")]),
     }
@@ -95,26 +97,23 @@ def _markdown(grids: Sequence[Grid]) -> str:
     return "\n".join(line for grid in grids for line in grid.markdown())
 
 
-def _frontier(records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
-    """For each network its picture, the table of its curves, and NNCodec's points."""
-    parts = []
-    for model, network in NETWORKS.items():
-        own = [record for record in records if record["model"] == model]
-        if own:
-            parts.append(f"![Accuracy against size of {network.title}](docs/frontier-{model}.svg)\n")
-            parts.append(_markdown(TABLES["frontier"](own)))
-            others = front((row for row in peer if row["model"] == model), by="accuracy")
-            rows = tuple(
-                (f"{row['qp']}", f"{row['nonweight_qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}")
-                for row in others
-            )
-            head = ("NNCodec, qp", "qp of other tensors", "test accuracy, %", "bytes")
-            parts += [_markdown([Grid(head, rows)])] if rows else []
-    return "\n".join(parts) or "No run has been recorded yet."
+def _frontier(model: str, records: Sequence[Record], peer: Sequence[dict[str, Any]]) -> str:
+    """A network's picture, the table of its curves, and NNCodec's points."""
+    own = [record for record in records if record["model"] == model]
+    if not own:
+        return "No run has been recorded yet."
+    others = front((row for row in peer if row["model"] == model), by="accuracy")
+    rows = tuple(
+        (f"{row['qp']}", f"{row['nonweight_qp']}", f"{100 * row['accuracy']:.2f}", f"{row['bytes']:,}")
+        for row in others
+    )
+    head = ("NNCodec, qp", "qp of other tensors", "test accuracy, %", "bytes")
+    grids = [*TABLES["frontier"](own), *([Grid(head, rows)] if rows else [])]
+    return f"![Accuracy against size of {NETWORKS[model].title}](docs/frontier-{model}.svg)\n\n{_markdown(grids)}"
 
 
 def _networks(records: Sequence[Record]) -> str:
-    """The aims, and all curves in one picture."""
+    """The aims, and what is to be known of them."""
     if not records:
         return ""
     lines = (
@@ -125,10 +124,16 @@ def _networks(records: Sequence[Record]) -> str:
         "other runs, and what had been seen when strengths were chosen; those of `whole` were trained without images",
         "held out.",
         "",
-        _markdown([aims_table(records)]),
-        "![Accuracy against size of networks](docs/frontier.svg)",
+        _aims(records),
     )
     return "\n".join(lines)
+
+
+def _aims(records: Sequence[Record]) -> str:
+    """What was aimed at, and all curves in one picture."""
+    if not records:
+        return "No run has been recorded yet."
+    return f"{_markdown([aims_table(records)])}\n![Accuracy against size of networks](docs/frontier.svg)"
 
 
 def _quick_line(records: Sequence[Record]) -> str:
