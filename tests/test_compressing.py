@@ -697,7 +697,7 @@ def below(outputs, targets):
             r"under the loss off: .*targets \(64,\) of float32 .*leave the tea",
         ),
         (nn.BCELoss(), torch.rand(512, 3), mlp(), ModelError, "the teacher answers numbers outside of"),
-        (below, torch.rand(512, 3), mlp(), RecipeError, "it is below 0, .*Add a constant .*; name another loss"),
+        (below, torch.rand(512, 3), mlp(), RecipeError, "it is below 0, .*Add a constant .*, or name another loss"),
         ("mse", torch.rand(512, 3), lost(), ModelError, "the teacher answers NaN: check its weights"),
     ],
     ids=["off", "BCELoss", "below", "NaN"],
@@ -711,6 +711,36 @@ def test_a_teacher_that_the_loss_would_pass_over_is_refused(loss, targets, teach
     with pytest.raises(error, match=message):
         bayeszip.preview(network, data, recipe=QUICK, loss=loss, teacher=teacher, device="cpu")
     assert compress(network, settings=QUICK.override("epochs_scale=0.01"), data=data, loss=loss).bytes
+
+
+def never(outputs, targets):
+    """A loss that is no number."""
+    return (outputs - targets).square().mean() * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "error", "message"),
+    [
+        (mlp(), nn.BCELoss(), ModelError, r"the network answers numbers outside of \[0, 1\].*end in a sigmoid"),
+        (nn.Sequential(mlp(), nn.Sigmoid()), never, DataError, "the loss of the first batch is nan: check the data"),
+    ],
+)
+def test_with_a_teacher_a_loss_that_the_network_does_not_suit_is_named(network, loss, error, message):
+    with pytest.raises(error, match=message):
+        compress(network, data=switches(), loss=loss, teacher=nn.Sequential(mlp(), nn.Sigmoid()))
+
+
+def test_who_gives_example_inputs_gets_the_same_file():
+    """The first batch, which is else looked at for its inputs, is not missed afterwards."""
+    inputs, targets = blobs()
+    files = []
+    for given in (None, inputs[:2]):
+        dataset = torch.utils.data.TensorDataset(inputs, targets)
+        data = torch.utils.data.DataLoader(dataset, 64, shuffle=True, generator=torch.Generator().manual_seed(1))
+        before = torch.get_rng_state()
+        files.append(compress(mlp(), settings=QUICK.override("epochs_scale=0.02"), data=data, example_inputs=given))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert files[0].blob == files[1].blob
 
 
 class Mirrored(nn.Module):

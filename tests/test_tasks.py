@@ -104,6 +104,17 @@ def test_inputs_that_have_no_order_are_named():
         compress(TwoByName(), [{"third": torch.ones(2, 6), "labels": torch.zeros(2, dtype=torch.int64)}])
 
 
+def test_a_network_that_has_no_names_for_its_inputs_is_not_given_one():
+    class Any(nn.Sequential):
+        def forward(self, *inputs):
+            return super().forward(*inputs)
+
+    one = [(batch["first"], batch["labels"]) for batch in by_name()]
+    named = [{"first": inputs, "labels": labels} for inputs, labels in one]
+    with pytest.raises(DataError, match="give the inputs first, but the training data inputs by their places alone, "):
+        compress(Any(nn.Linear(6, 3)), one, val_loader=named)
+
+
 def test_validation_data_with_other_inputs_are_refused_before_the_training():
     """They would show another network than the one that the file holds."""
 

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from bayeszip.fitting.batches import (
     given_by,
     in_order,
     mapped,
+    named_arguments,
     running,
 )
 from bayeszip.fitting.engine import Engine
@@ -190,7 +190,8 @@ def _first_inputs(loader: Loader) -> Inputs:
     Raises:
         DataError: there is no batch, or it is none.
     """
-    first = next(given_by(loader), None)
+    with undisturbed(loader) as batches:
+        first = next(given_by(batches), None)
     if first is None:
         raise DataError("the training data gave no batch; check the loader")
     return mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
@@ -210,7 +211,7 @@ def _judged_examples(
     with evaluating(network), running("the first batch"):
         outputs = network(*(tensor.to(device) for tensor in examples))
     _check_one_output(outputs, judge)
-    arguments = tuple(inspect.signature(network.forward).parameters)[: len(examples)]
+    arguments = named_arguments(network)[: len(examples)]
     return examples, dataclasses.replace(judge, names=names_in(outputs), arguments=arguments)
 
 
@@ -228,8 +229,9 @@ def _check_names(validation: Loader, arguments: Sequence[str], traced: str) -> N
     inputs = None if first is None else checked_batch(first).inputs
     if isinstance(inputs, dict) and set(inputs) != set(arguments):
         raise DataError(
-            f"the validation data give the inputs {', '.join(inputs)}, but {traced} {', '.join(arguments)}, and a "
-            "file takes the inputs that the network was traced with: give the same in both"
+            f"the validation data give the inputs {', '.join(inputs)}, but {traced} "
+            f"{', '.join(arguments) or 'inputs by their places alone'}, and a file takes the inputs that the network "
+            "was traced with: give the same in both"
         )
 
 

@@ -1,6 +1,7 @@
 """Who reads what while a network computes: which module multiplies by a weight, or takes what a layer computed."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,18 +16,46 @@ __all__ = ["Readers", "place_of", "reading"]
 @contextlib.contextmanager
 def reading(network: nn.Module) -> Iterator["Readers"]:
     """The readers of the network's parameters, and of what else is followed, while it is called."""
-    fused, readers = torch.backends.mha.get_fastpath_enabled(), Readers(network)
+    readers = Readers(network)
     hooks = [hook for part in network.modules() for hook in readers.hooks_on(part)]
     try:
-        # Fused kernels for inference call no layer at all.
-        torch.backends.mha.set_fastpath_enabled(False)
-        # What is compiled would be looked at when it is, not when it runs.
-        with torch.compiler.set_stance("force_eager"), readers:
+        with _LAYER_BY_LAYER, readers:
             yield readers
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for hook in hooks:
             hook.remove()
+
+
+class _LayerByLayer:
+    """While it is entered networks compute by calling their layers; several threads may be in it at a time.
+
+    Both switches are those of the whole process, so that the first to come sets them and the last to go sets them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                # Fused kernels for inference call no layer at all.
+                self._before.callback(
+                    torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+                )
+                torch.backends.mha.set_fastpath_enabled(False)
+                # What is compiled would be looked at when it is, not when it runs.
+                self._before.enter_context(torch.compiler.set_stance("force_eager"))
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.close()
+
+
+_LAYER_BY_LAYER = _LayerByLayer()
 
 
 class Readers(TorchDispatchMode):

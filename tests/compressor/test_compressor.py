@@ -389,8 +389,12 @@ def test_a_teacher_that_the_loss_would_pass_over_is_refused():
     compressor = Compressor(mlp(), SHORT, n_data=N, loss=summed, teacher=nn.Linear(12, 3))
     outputs = compressor.model(inputs)
     loss = summed(outputs, targets.float())
-    with pytest.raises(RecipeError, match=r"under the loss summed: outputs \(64, 3\) .*not given .*measure_noise"):
+    with pytest.raises(
+        RecipeError, match=r"under the loss summed: outputs \(64, 3\) .*not given are neither classes nor"
+    ):
         compressor.distill(loss, outputs, inputs)
+    with pytest.raises(RecipeError, match=r"nobody measured .*Call measure_noise\(\) before the first step, or name"):
+        compressor.distill(loss, outputs, inputs, targets=torch.zeros_like(outputs))
     assert compressor.distill(loss, outputs, inputs, targets=targets) is not loss
     for _ in range(compressor.total_steps):
         compressor.step()
@@ -688,3 +692,33 @@ def test_weight_decay_is_that_of_the_phase_at_hand():
     assert means == (0.1, 0.1, 0.02, 0.02)
     assert others
     assert not any(map(any, others))
+
+
+def test_a_teacher_that_was_never_asked_is_told_of():
+    inputs, targets = blobs(64)
+    compressor = Compressor(mlp(), SHORT, n_data=64, teacher=mlp())
+    for _ in range(compressor.total_steps):
+        compressor.step()
+    taken_up = Compressor(mlp(), SHORT, n_data=64, teacher=mlp())
+    taken_up.load_state_dict(compressor.state_dict())
+    with pytest.warns(
+        UserWarning, match=r"nothing was learnt from the teacher: .*distill\(\), or give finalize a train"
+    ):
+        assert compressor.finalize(example_inputs=inputs).fit.teacher is None
+    outputs = taken_up.model(inputs)
+    taken_up.distill(F.cross_entropy(outputs, targets), outputs, inputs)
+    assert taken_up.finalize(example_inputs=inputs).fit.teacher == "Sequential, 515 parameters"
+
+
+def test_weights_that_others_read_are_found_by_the_example_inputs():
+    class Mirrored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enc, self.out = nn.Linear(12, 16), nn.Linear(12, 3)
+
+        def forward(self, inputs):
+            return self.out(F.linear(self.enc(inputs).relu(), self.enc.weight.t()))
+
+    compressor = Compressor(Mirrored(), SHORT, n_data=N, example_inputs=blobs(2)[0])
+    assert isinstance(compressor.model.out, VariationalLinear)
+    assert not isinstance(compressor.model.enc, VariationalLinear)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayeszip.errors import TrainingError
+from bayeszip.errors import ModelError, TrainingError
 from bayeszip.fitting import Phase, ResidentBatches, fit
 from bayeszip.fitting.teacher import Teacher, in_words, known_teacher
 
@@ -201,6 +201,41 @@ def test_only_those_inputs_that_there_are_have_an_order():
     network, inputs = Optional(), (torch.randn(5, 4, 3), torch.randn(5, 4, 1))
     teacher = known_teacher(Swapped(), network, [Phase(distillation=0.5)], inputs)
     assert torch.equal(teacher(*inputs), network(*inputs))
+
+
+class Masking(nn.Module):
+    """Its arguments may be masked, and stand in another order than those of whom it teaches."""
+
+    def forward(self, mask=None, x=None):
+        return x if mask is None else x * mask
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, mask=None):
+        return self.scale * (x if mask is None else x * mask)
+
+
+def test_inputs_that_come_beside_the_first_ones_later_reach_the_teacher():
+    teacher = known_teacher(Masking(), Masked(), [Phase(distillation=0.5)], torch.ones(2, 3))
+    assert torch.equal(teacher(torch.ones(2, 3)), torch.ones(2, 3))
+    assert torch.equal(teacher(torch.ones(2, 3), torch.zeros(3)), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="longer"):
+        teacher(torch.ones(2, 3), torch.zeros(3), torch.zeros(3))
+
+
+class Several(nn.Module):
+    def forward(self, inputs):
+        return {"first": inputs, "second": inputs}
+
+
+def test_a_network_of_several_outputs_is_asked_which_is_to_imitate():
+    network = nn.Sequential(nn.Linear(3, 3), Several())
+    with pytest.raises(ModelError, match=r"the network answers several tensors, .*under the name logits"):
+        known_teacher(nn.Linear(3, 3), network, [Phase(distillation=0.5)], torch.ones(2, 3))
 
 
 def test_who_fails_on_a_batch_is_named():

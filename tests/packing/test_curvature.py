@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bayeszip.errors import DataError
 from bayeszip.packing import curvature
@@ -337,3 +338,84 @@ def test_batches_that_a_user_might_have():
         np.testing.assert_array_equal(found.blocks[0].moments, plain.blocks[0].moments)
     with pytest.raises(DataError, match="the input of a batch is one number"):
         curvatures(layer, [torch.tensor(1.0)])
+
+
+class Doubling(nn.BatchNorm1d):
+    """A norm that hands on what it is given, too."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) + inputs
+
+
+@pytest.mark.parametrize(("norm", "takes"), [(nn.BatchNorm1d, True), (Doubling, False)])
+def test_a_norm_of_ones_own_takes_no_shift(norm, takes):
+    net = nn.Sequential(nn.Linear(5, 4, bias=False), norm(4), nn.ReLU(), nn.Linear(4, 2))
+    assert (curvatures(net, batches(5))["0.weight"].mean is not None) == takes
+
+
+class Held(nn.Module):
+    """Computes its first layers again on the way back, as memory is saved; or without a way back."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.first, self.last = how, nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        if self.how == "frozen":
+            with torch.no_grad():
+                hidden = self.first(inputs)
+        elif self.how == "plain":
+            hidden = self.first(inputs)
+        else:
+            hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=self.how == "reentrant")
+        return 100 * self.last(hidden.relu())
+
+
+@pytest.mark.parametrize("how", ["reentrant", "saved"])
+def test_derivatives_are_felt_where_layers_compute_again_on_the_way_back(how):
+    found, plain = (curvatures(Held(each), batches(5)) for each in (how, "plain"))
+    for name, seen in plain.items():
+        np.testing.assert_allclose(found[name].outputs, seen.outputs, rtol=1e-6)
+        np.testing.assert_allclose(found[name].blocks[0].moments, seen.blocks[0].moments, rtol=1e-6)
+
+
+def test_a_layer_that_no_derivative_comes_to_is_not_seen():
+    """Beside layers that matter 10,000 times a 1 in its place would say that it doesn't."""
+    assert list(curvatures(Held("frozen"), batches(5))) == ["last.weight"]
+    assert list(curvatures(Held("frozen"), batches(5), derivatives=False)) == ["first.weight", "last.weight"]
+
+
+def test_images_without_a_batch_around_them_are_felt_as_those_with_one():
+    class OneByOne(nn.Sequential):
+        def forward(self, inputs):
+            return torch.stack([super(OneByOne, self).forward(each) for each in inputs])
+
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.Flatten(-3), nn.Linear(100, 2)
+    with torch.no_grad():
+        layers[2].weight[:, :25] *= 100
+    stacked, single = nn.Sequential(*layers), OneByOne(*layers)
+    found = [curvatures(net, batches(3, 7, 7))["0.weight"].outputs for net in (stacked, single)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1, 2], "a batch of calibration must be inputs, .*not int"),
+        ([None], "must be inputs, .*not NoneType"),
+        ([(None, torch.zeros(3))], "holds no tensor, but a NoneType"),
+        ([(torch.full((4, 5), torch.nan), torch.zeros(4).long())], "says to the calibration data is NaN"),
+    ],
+)
+def test_what_is_no_calibration_is_refused(given, message):
+    with pytest.raises(DataError, match=message):
+        curvatures(nn.Sequential(nn.Linear(5, 3)), given)
+
+
+def test_a_generator_that_was_used_up_is_named(monkeypatch):
+    monkeypatch.setattr(curvature, "MEMORY", 100)
+    net = nn.Sequential(nn.Linear(10, 7), nn.Linear(7, 3))
+    with pytest.raises(DataError, match="gave no batch; a generator gives batches once; give a list or a loader"):
+        curvatures(net, (each for each in batches(10)))

@@ -570,3 +570,8 @@ def test_a_vector_that_a_grid_would_harm_is_kept(name):
     packed = bayeszip.pack(state).compressed.tensors["a.bias"]
     assert torch.equal(to_torch(packed).nan_to_num(), KEPT[name].nan_to_num())
     assert to_torch(packed).dtype == KEPT[name].dtype
+
+
+def test_one_number_is_no_calibration():
+    with pytest.raises(DataError, match="the input of a batch is one number"):
+        bayeszip.pack(nn.Linear(5, 3), calibration=torch.tensor(1.0), quality=95)

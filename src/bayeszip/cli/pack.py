@@ -1,7 +1,6 @@
 """`bayeszip pack`."""
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -159,13 +158,13 @@ def _accuracy(model: "nn.Module", data: str) -> "Callable[[nn.Module], float] | 
     import torch
 
     from bayeszip.fitting import Judge
-    from bayeszip.fitting.batches import ByPlace
+    from bayeszip.fitting.batches import ByPlace, named_arguments
     from bayeszip.loaders import load_data
 
     validation = load_data(data, batch_size=128, seed=0, device=torch.device("cpu")).validation
     if validation is None:
         return None
-    names = tuple(inspect.signature(model.forward).parameters)
+    names = named_arguments(model)
 
     def accuracy(network: "nn.Module") -> float:
         found = Judge(None)(ByPlace(network, names), validation).accuracy

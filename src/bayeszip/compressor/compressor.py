@@ -16,7 +16,6 @@ the regularizer has the same gradient everywhere, so do all ranks. `torch.compil
 """
 
 import dataclasses
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +59,7 @@ from bayeszip.fitting.batches import (
     examples_from,
     given_by,
     in_order,
+    named_arguments,
     running,
 )
 from bayeszip.fitting.checkpoint import differences
@@ -68,7 +68,7 @@ from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
 from bayeszip.fitting.state import load_module_state, module_state
-from bayeszip.fitting.statistics import renew_statistics
+from bayeszip.fitting.statistics import renew_statistics, undisturbed
 from bayeszip.fitting.teacher import check_alike, check_imitated, in_words, known_teacher
 from bayeszip.graph import begin_even
 from bayeszip.graph.storable import check_storable, copied, unwrapped
@@ -81,6 +81,7 @@ from bayeszip.settings import to_dict
 from bayeszip.snapping import curvatures_if_any, moments_if_any
 from bayeszip.targets import Target
 from bayeszip.variational import Rate, Term, check_materialized, to_stock, to_variational, variational_weights
+from bayeszip.variational.usage import called_layers
 
 __all__ = ["Compressor", "CompressorStats"]
 
@@ -170,13 +171,15 @@ class Compressor:
         self._began = time.perf_counter()
         _check_tensors(self.model)
         settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
-        examples = None if teacher is None or example_inputs is None else examples_from(self.model, example_inputs)
+        examples = None if example_inputs is None else examples_from(self.model, example_inputs)
         self._tutor = known_teacher(teacher, self.model, phases, examples)
+        #: Whether anything was learnt from it.
+        self._is_taught = False
         self._original: nn.Module | None = None
         if any(phase.distillation for phase in phases):
             self._original = copied(self.model).eval().requires_grad_(False)
-        if settings.start_size and example_inputs is not None:
-            begin_even(self.model, examples_from(self.model, example_inputs), settings.start_size)
+        if settings.start_size and examples is not None:
+            begin_even(self.model, examples, settings.start_size)
         elif settings.start_size:
             message = (
                 f"{settings.name} would bring weights before norms to one size (start_size), and can't tell without "
@@ -188,6 +191,7 @@ class Compressor:
             log_sigma2=settings.start_log_sigma2,
             biases=settings.biases,
             selection=settings.layers,
+            called=None if examples is None else called_layers(self.model, examples),
         )
         self._weights = tuple(variational_weights(self.model))
         #: The terms of the objective, which hold what is trained beside the model.
@@ -337,6 +341,7 @@ class Compressor:
             taught = predictions(called_with(teacher.to(loss.device), inputs))
         if self._tutor is not None:
             check_alike(taught, predictions(outputs))
+        self._is_taught = True
         return self._course.blend(loss, outputs, taught, targets, needed=self._tutor is not None)
 
     def step(self) -> None:
@@ -411,6 +416,7 @@ class Compressor:
             "terms": {term.name: module_state(term) for term in self.terms},
             "teacher": None if self._original is None else module_state(self._original),
             "noise": [self._likelihood.weight, self._likelihood.closeness],
+            "taught": self._is_taught,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -432,6 +438,7 @@ class Compressor:
         for term in self.terms:
             load_module_state(term, state["terms"][term.name])
         self._step, self.strength = int(state["step"]), float(state["strength"])
+        self._is_taught = bool(state.get("taught", True))
         if "noise" in state:
             weight, closeness = state["noise"]
             self._likelihood = dataclasses.replace(self._likelihood, weight=weight, closeness=closeness)
@@ -536,7 +543,8 @@ class Compressor:
         """What judges the network, and what becomes of it; nothing without data."""
         if val_loader is None:
             return lambda network: Figures()
-        batch = next(given_by(val_loader), None)
+        with undisturbed(val_loader) as batches:
+            batch = next(given_by(batches), None)
         names: tuple[str, ...] | None = None
         arguments: tuple[str, ...] = ()
         if batch is not None:
@@ -544,7 +552,7 @@ class Compressor:
             with torch.no_grad(), evaluating(self.model), running("evaluation"):
                 names = names_in(called_with(self.model, inputs))
             if isinstance(inputs, dict):
-                arguments = tuple(inspect.signature(self.model.forward).parameters)[: len(inputs)]
+                arguments = named_arguments(self.model)[: len(inputs)]
                 in_order(self.model, inputs)
         knowing = dataclasses.replace(judge, names=names, arguments=arguments)
         return lambda network: knowing(network, val_loader, cast=True)
@@ -556,8 +564,13 @@ class Compressor:
     def _check_closing(self, train_loader: Loader | None, judge: Judge) -> None:
         """Refuse a closing phase that would pass over the teacher that was given."""
         closing, likelihood = self.recipe.closing, judge.likelihood or self._likelihood
-        if train_loader is not None and self._tutor is not None and closing.epochs and closing.distillation:
+        if train_loader is None or self._tutor is None or not (closing.epochs and closing.distillation):
+            return
+        try:
             check_imitated(self._tutor.to(self._device), self.model, likelihood, train_loader)
+        except RecipeError as error:
+            raise RecipeError(f"{error}; or leave out train_loader, and the closing phase with it") from error
+        self._is_taught = True
 
     def _close(
         self, train_loader: Loader, judge: Judge, network: nn.Module, quantized: object, shared: nn.Module
@@ -583,10 +596,13 @@ class Compressor:
             history=(),
             target=None if max_bytes is None else str(Target(max_bytes=max_bytes)),
             strength=self.strength,
-            teacher=in_words(self._tutor),
+            teacher=in_words(self._tutor) if self._is_taught else None,
             judge=judge,
             reach=self._reach(),
         )
+        if self._tutor is not None and not self._is_taught:
+            unasked = "nothing was learnt from the teacher: mix it into the loop's loss by distill(), or give finalize"
+            warnings.warn(f"{unasked} a train_loader, on which the closing phase asks it", UserWarning, stacklevel=3)
         result = dataclasses.replace(result, fit=history)
         result = dataclasses.replace(result, warnings=findings(result))
         for finding in result.warnings:

@@ -290,7 +290,8 @@ class ByName(nn.Module):
         self.network, self._names = network, tuple(names)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.network(**dict(zip(self._names, inputs, strict=False)), **named)
+        # More than there are names for nobody takes.
+        return self.network(**dict(zip(self._names, inputs, strict=len(inputs) > len(self._names))), **named)
 
 
 def examples_from(network: nn.Module, given: Any) -> tuple[Tensor, ...]:

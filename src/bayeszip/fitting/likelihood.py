@@ -178,17 +178,19 @@ class Likelihood:
         cost = self.imitation(outputs, taught, targets, temperature)
         if cost is None:
             name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-            unmeasured = "call measure_noise() before, " if self.weight is None and self.kind == "unknown" else ""
             raise RecipeError(
-                f"a teacher can't be imitated under the loss {name}: {self._why_not(outputs, targets)}; {unmeasured}"
-                "name another loss (cross-entropy, mse, mae, bce), or leave the teacher out"
+                f"a teacher can't be imitated under the loss {name}: {self._why_not(outputs, targets)}, or name "
+                "another loss (cross-entropy, mse, mae, bce), or leave the teacher out"
             )
         return cost
 
     def _why_not(self, outputs: Any, targets: Any) -> str:
         """Why nothing is imitated, and what to do."""
         ours = predictions(outputs)
-        if ours is not None and isinstance(targets, Tensor) and ours.shape == targets.shape and self.weight is not None:
+        is_regression = ours is not None and isinstance(targets, Tensor) and ours.shape == targets.shape
+        if is_regression and self.weight is None:
+            return "nobody measured what the network leaves unexplained. Call measure_noise() before the first step"
+        if is_regression:
             return (
                 "it is below 0, so that nobody knows which distance from a teacher is a large one. Add a constant that "
                 "keeps it above 0"

@@ -1,11 +1,12 @@
 """Whom a network learns from, the pretrained one or a better one: what it says about each batch, for distillation."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from bayeszip.errors import ModelError, RecipeError
+from bayeszip.errors import DataError, ModelError, RecipeError
 from bayeszip.fitting.batches import (
     Batch,
     ByName,
@@ -110,30 +111,37 @@ def known_teacher(
 
 def _called_alike(teacher: nn.Module, network: nn.Module, inputs: Inputs | None) -> nn.Module:
     """The teacher, to be called as the network is: it may have other names for its arguments, or another order."""
-    names = named_arguments(network)
+    names = every = named_arguments(network)
     if isinstance(inputs, dict):
-        names = tuple(name for name in names if name in inputs) or names
+        names = tuple(name for name in every if name in inputs) or every
     elif inputs is not None:
-        names = names[: len(tensors_of(inputs))]
+        names = every[: len(tensors_of(inputs))]
     if not takes(teacher, **dict.fromkeys(inputs if isinstance(inputs, dict) else names)):
-        return ByPlace(teacher, names)
+        return ByPlace(teacher, every)
     own = named_arguments(teacher)
     # Whoever takes any name passes it on, perhaps to one that doesn't know it.
-    is_alike = own[: len(names)] == names or not set(names) <= set(own)
-    return teacher if is_alike and takes(teacher, *names) else ByName(teacher, names)
+    knows = set(names) <= set(own)
+    # Other calls may give more than these inputs.
+    in_place = all(own.index(name) == place for place, name in enumerate(every) if name in own)
+    return teacher if (in_place or not knows) and takes(teacher, *names) else ByName(teacher, every)
 
 
 def check_alike(taught: Tensor | None, own: Tensor | None) -> None:
     """Refuse a teacher that says something else than the network does to the same inputs.
 
     Raises:
-        ModelError: states both.
+        ModelError: states both, or that nobody knows which of the network's tensors is to be like the teacher's.
     """
-    if taught is None or own is None or taught.shape != own.shape:
-        said, wanted = ("several tensors" if each is None else shape_in_words(each) for each in (taught, own))
+    if own is None:
         raise ModelError(
-            f"the teacher answers {said} where the network answers {wanted}; one that can be imitated has the same "
-            "inputs and outputs"
+            "the network answers several tensors, of which nobody says which is to imitate the teacher: return it "
+            "under the name logits, or leave the teacher out"
+        )
+    if taught is None or taught.shape != own.shape:
+        said = "several tensors" if taught is None else shape_in_words(taught)
+        raise ModelError(
+            f"the teacher answers {said} where the network answers {shape_in_words(own)}; one that can be imitated has "
+            "the same inputs and outputs"
         )
 
 
@@ -143,7 +151,8 @@ def check_imitated(teacher: nn.Module, network: nn.Module, likelihood: Likelihoo
 
     Raises:
         RecipeError: the loss gives no way to imitate it.
-        ModelError: it answers NaN, or something else than probabilities, where the loss takes these.
+        ModelError: it answers NaN, or one of both something else than probabilities, where the loss takes these.
+        DataError: the loss is not finite, so that nobody knows what it weighs.
     """
     device = next(network.parameters()).device
     with undisturbed(loader) as batches:
@@ -152,19 +161,25 @@ def check_imitated(teacher: nn.Module, network: nn.Module, likelihood: Likelihoo
         return  # whoever trains will say so
     with evaluating(network), running("the teacher"):
         outputs, taught = called_with(network, batch.inputs), predictions(called_with(teacher, batch.inputs))
-    check_alike(taught, predictions(outputs))
-    if taught is None:  # never: this is no like of anything
+    own = predictions(outputs)
+    check_alike(taught, own)
+    if taught is None or own is None:  # never: these are no like of anything
         raise TypeError(type(teacher))
     # Infinite ones may be meant, as of classes that are masked.
     if bool(taught.isnan().any()):
         raise ModelError(
             "the teacher answers NaN: check its weights, and whether it takes this data as the network does"
         )
-    if likelihood.kind == "probabilities" and not bool(((taught >= 0) & (taught <= 1)).all()):
-        raise ModelError(
-            "the teacher answers numbers outside of [0, 1], and the loss takes probabilities; let it end in a sigmoid, "
-            "as the network does"
-        )
+    for whose, said in (("network", own), ("teacher", taught)):
+        if likelihood.kind == "probabilities" and not bool(((said >= 0) & (said <= 1)).all()):
+            raise ModelError(
+                f"the {whose} answers numbers outside of [0, 1], and the loss takes probabilities: let it end in a "
+                "sigmoid, or train both on logits (loss=bce, nn.BCEWithLogitsLoss)"
+            )
+    with running("the first batch"):
+        loss = float(likelihood.plain(outputs, batch.targets))
+    if not math.isfinite(loss):
+        raise DataError(f"the loss of the first batch is {loss:g}: check the data, the network and the loss for NaN")
     likelihood.needed_imitation(outputs, taught, batch.targets, 1.0)
 
 

@@ -33,6 +33,8 @@ WIDEST = 1536
 MEMORY = 2**28
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+#: Norms that take a shift away; a subclass may do something else with what it is given.
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def curvatures(
 
     Inputs of layers that share a weight count as those of one layer. A weight that something else holds too, an
     embedding for one, or reads, as a decoder that is tied by hand, is left out: what is done with it there is not seen.
-    The network is run in eval mode.
+    So is a layer that no derivative comes to. The network is run in eval mode.
 
     Args:
         batches: of inputs, or of (inputs, targets); gone through once for as many layers as memory allows.
@@ -92,7 +94,7 @@ def curvatures(
         watches = [_Watch(layers) for layers in turn]
         _run(network, batches, watches, examples, derivatives)
         for watch in watches:
-            if watch.count and watch.examples and not watch.is_read_elsewhere:
+            if watch.is_known:
                 name = names[id(watch.weight)]
                 found[name] = watch.curvature(names, holders)
                 _check_finite(name, found[name])
@@ -166,6 +168,7 @@ class _Watch:
         calls: of the layers.
         readers: of what they compute, modules by their identity.
         is_read_elsewhere: whether something else computed with the weight.
+        is_judged: whether derivatives were asked for.
         norm: behind them.
     """
 
@@ -175,6 +178,7 @@ class _Watch:
     calls: int = 0
     readers: set[int] = field(default_factory=set)
     is_read_elsewhere: bool = False
+    is_judged: bool = False
     norm: nn.Module | None = None
     moments: list[Tensor] = field(default_factory=list)
     squares: Tensor | None = None
@@ -188,6 +192,12 @@ class _Watch:
     @property
     def weight(self) -> Tensor:
         return self.layers[0].weight
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was seen: what no derivative came to can't be weighed against layers that felt theirs."""
+        felt = self.squares is not None or not self.is_judged
+        return bool(self.count and self.examples) and felt and not self.is_read_elsewhere
 
     def see(self, layer: Layer, inputs: Tensor) -> None:
         """Adds the moments of inputs; of long sequences or large images, those of positions all over them."""
@@ -209,8 +219,9 @@ class _Watch:
 
     def feel(self, gradient: Tensor) -> None:
         """Adds the squares of derivatives by the layer's outputs."""
-        axis = -1 if isinstance(self.layers[0], nn.Linear) else 1
-        squares = gradient.detach().double().square().movedim(axis, 0).reshape(len(self.weight), -1).sum(1)
+        # Counted from behind, since an image may come without a batch around it.
+        by_row = gradient.detach().double().square().movedim(1 - self.weight.dim(), 0)
+        squares = by_row.reshape(len(self.weight), -1).sum(1)
         self.squares = squares if self.squares is None else self.squares + squares
 
     def curvature(self, names: Mapping[int, str], holders: Mapping[int, Sequence[nn.Module]]) -> Curvature:
@@ -294,11 +305,13 @@ def _run(
             inputs, targets = _parted(batch)
             count = _count_rows(inputs)
             # Without gradients torch may take ways of its own past the layers, which hooks don't go with.
-            with running("calibration"), torch.enable_grad():
+            with running("calibration"), torch.enable_grad(), _feeling(watches):
                 outputs = _look(network, inputs, watches, met)
                 loss = _loss(outputs, targets, generator) if derivatives else None
                 if loss is not None and loss.requires_grad:
                     loss.backward()
+                    for watch in watches:
+                        watch.is_judged = True
             network.zero_grad(set_to_none=True)
             seen += count
             for watch in watches:
@@ -310,9 +323,30 @@ def _run(
         for parameter in trained:
             parameter.requires_grad_(True)
     if not seen:
-        raise DataError("the calibration data gave no batch; check the loader")
+        # Large networks are looked at in turns.
+        is_used_up = isinstance(batches, Iterator)
+        remedy = "a generator gives batches once; give a list or a loader" if is_used_up else "check the loader"
+        raise DataError(f"the calibration data gave no batch; {remedy}")
     for watch in watches:
         watch.find_norm(met)
+
+
+@contextlib.contextmanager
+def _feeling(watches: Sequence[_Watch]) -> Iterator[None]:
+    """The watches feel the derivatives by what their layers compute, on the way back too: checkpoints compute there."""
+    with contextlib.ExitStack() as stack:
+        for watch in watches:
+            for layer in watch.layers:
+                stack.callback(layer.register_forward_hook(_feeling_hook(watch)).remove)
+        yield
+
+
+def _feeling_hook(watch: _Watch) -> Any:
+    def hook(layer: Layer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(watch.feel)
+
+    return hook
 
 
 def _look(
@@ -327,7 +361,7 @@ def _look(
                 hook = layer.register_forward_hook(_hook(watch, produced, readers), with_kwargs=True, prepend=True)
                 stack.callback(hook.remove)
         for norm in network.modules():
-            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+            if type(norm) in _NORMS and norm.running_mean is not None:
                 stack.callback(norm.register_forward_pre_hook(_norm_hook(produced, met), with_kwargs=True).remove)
         outputs = called_with(network, inputs)
     returned = {place_of(tensor) for tensor in _tensors(outputs)}
@@ -352,8 +386,6 @@ def _hook(watch: _Watch, produced: dict[int, _Output], readers: Readers) -> Any:
         watch.see(layer, inputs[0] if inputs else named["input"])
         produced[id(output)] = _Output(output, watch)
         readers.follow(output)
-        if output.requires_grad:
-            output.register_hook(watch.feel)
 
     return hook
 
@@ -398,11 +430,14 @@ def _parted(batch: Any) -> tuple[Inputs, Tensor | None]:
         targets = next((batch[name] for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
         inputs = {str(name): part for name, part in batch.items() if isinstance(part, Tensor) and part is not targets}
         return inputs, targets
+    if not isinstance(batch, Batch | tuple | list):
+        raise DataError(
+            f"a batch of calibration must be inputs, or (inputs, targets), as tensors; not {type(batch).__name__}"
+        )
     parts = tuple(batch)
     if len(parts) == 2 and not (isinstance(parts[0], Tensor) and parts[0].dim() == 0):
         given, targets = (dict(part) if isinstance(part, Mapping) else part for part in parts)
-        whole = isinstance(given, Tensor | dict)
-        return given if whole else tuple(given), targets if isinstance(targets, Tensor) else None
+        return tuple(given) if isinstance(given, list) else given, targets if isinstance(targets, Tensor) else None
     return parts[0] if len(parts) == 1 else parts, None
 
 
@@ -411,6 +446,8 @@ def _loss(outputs: Any, targets: Tensor | None, generator: torch.Generator) -> T
     dim = None if targets is None or targets.is_floating_point() else class_dim(outputs, targets)
     if dim is not None:
         logits = outputs.movedim(dim, -1).flatten(0, -2)
+        if not bool(logits.isfinite().all()):
+            raise DataError("what the network says to the calibration data is NaN or infinite; check the data")
         drawn = torch.multinomial(logits.detach().float().softmax(-1), 1, generator=generator)[:, 0]
         return F.cross_entropy(logits, drawn, reduction="sum")
     found = [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]

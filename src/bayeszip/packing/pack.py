@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayeszip import codec, graph
 from bayeszip.errors import ModelError, RecipeError, TargetError, listed
-from bayeszip.fitting.batches import Loader, checked_loader
+from bayeszip.fitting.batches import Batch, Loader, checked_loader, in_rows
 from bayeszip.packing.contents import Contents, clustered, contents_of, is_statistic
 from bayeszip.packing.curvature import curvatures
 from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_bytes
@@ -86,11 +86,18 @@ def pack(
     if not 0 < contents.size() < math.inf:  # all zero, or beyond what squares can hold
         return target.code(Trial(clustered(tensors), 0.0))
     if calibration is not None and network is not None:
-        checked_loader(calibration, "calibration")
-        # Iterated, a tensor would give its examples one by one, which a layer takes for something else.
-        found = curvatures(network, calibration.split(BATCH) if isinstance(calibration, Tensor) else calibration)
+        found = curvatures(network, _batches_of(calibration))
         return target.reach(knob, contents, [Pushing(contents, found, target.knows_dependent)])
     return target.reach(knob, contents, [one_step(contents), own_steps(contents)])
+
+
+def _batches_of(calibration: Loader | Tensor) -> Loader:
+    """Batches of what a caller gives; iterated, a tensor would give single examples, which layers take otherwise."""
+    if isinstance(calibration, Tensor):
+        in_rows(Batch(calibration, calibration))
+        return calibration.split(BATCH)
+    checked_loader(calibration, "calibration")
+    return calibration
 
 
 def _coding_for(knob: Knob, coding: Coding) -> Coding:
