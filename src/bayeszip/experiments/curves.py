@@ -171,10 +171,6 @@ WAYS: dict[str, Way] = {
         "with 60 + 12 epochs with noise, weights of a row that take values together, no rate term, components seeded at"
         " quantiles, and symbols that stay",
     ),
-    "seven": Way(
-        f"{_SHORT} mixture.components=7",
-        "with 60 + 12 epochs with noise, and 7 components",
-    ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
         " quantization.together=true",
@@ -372,16 +368,6 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.22,), ((0.22, 0), (0.22, 0.25)), (0.25,), "equal", whole=True, family=LATER),
     Curve("resnet-20", True, (0.25, 0.5), ((0.25, 0), (0.5, 0)), way="former", whole=True, family=LATER),
-    Curve(
-        "resnet-20",
-        True,
-        (0.2, 0.28),
-        ((0.2, 0.25), (0.28, 0.25)),
-        way="seven",
-        whole=True,
-        first=0.25,
-        family=LATER,
-    ),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),
