@@ -1,5 +1,6 @@
 """Pictures of accuracy against size, drawn by matplotlib from records: the same records give the same file."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -241,28 +242,34 @@ def _draw_quoted(axes: Axes, model: str, parameters: int) -> None:
         hollow = {"markerfacecolor": "white"} if row.read == "second-hand" else {}
         axes.plot(*place, "o", color="0.6", markersize=5, **hollow)
     points = axes.transData.transform([place for _, place in rows]) * 72 / axes.figure.dpi if rows else ()
-    spots = free_spots([(x, y, len(row.method)) for (row, _), (x, y) in zip(rows, points, strict=True)])
+    end = axes.transAxes.transform((1, 0))[0] * 72 / axes.figure.dpi
+    spots = free_spots([(x, y, len(row.method)) for (row, _), (x, y) in zip(rows, points, strict=True)], end)
     for (row, place), spot in zip(rows, spots, strict=True):
-        axes.annotate(row.method, place, spot, **GRAY)
+        axes.annotate(row.method, place, spot, ha="left" if spot[0] > 0 else "right", **GRAY)
 
 
-def free_spots(labels: Sequence[tuple[float, float, int]]) -> list[tuple[float, float]]:
+def free_spots(labels: Sequence[tuple[float, float, int]], end: float = math.inf) -> list[tuple[int, int]]:
     """For each label, by where its point is and how many letters it has, the first spot beside it that is still free.
+
+    It is to the right of the point, or to the left where it would reach beyond the end of the panel.
 
     >>> free_spots([(0, 0, 10), (20, 0, 10)])
     [(6, -3), (6, 5)]
+    >>> free_spots([(0, 0, 10), (20, 0, 10)], end=60)
+    [(6, -3), (-6, 5)]
     """
     taken: list[tuple[float, float, float]] = []
     chosen = []
     for x, y, letters in labels:
         width = 4.3 * letters
-        spots: list[tuple[float, float]] = [(6, -3), (6, 5), (6, -11), (6, 13), (6, -19), (6, 21)]
+        side = 6 if x + 6 + width <= end else -6
+        left = x + side - (width if side < 0 else 0)
 
-        def overlap(spot: tuple[float, float], x: float = x, y: float = y, width: float = width) -> int:
-            left, low = x + spot[0], y + spot[1]
+        def overlap(rise: float, y: float = y, left: float = left, width: float = width) -> int:
+            low = y + rise
             return sum(left < right and at < left + width and abs(low - height) < 8 for at, right, height in taken)
 
-        best = min(spots, key=overlap)
-        taken.append((x + best[0], x + best[0] + width, y + best[1]))
-        chosen.append(best)
+        rise = min((-3, 5, -11, 13, -19, 21), key=overlap)
+        taken.append((left, left + width, y + rise))
+        chosen.append((side, rise))
     return chosen
