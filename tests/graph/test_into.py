@@ -243,3 +243,54 @@ def test_a_class_in_place_of_a_network_is_told(tmp_path):
     bayeszip.pack(nn.Linear(4, 2)).save(tmp_path / "net.bayz")
     with pytest.raises(ModelError, match="not the class Linear; give the network itself"):
         bayeszip.load(tmp_path / "net.bayz", into=nn.Linear)
+
+
+class Tutorial(nn.Module):
+    """Counts on the size of what its convolutions leave, as the network of many a tutorial does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+        self.out = nn.Linear(400, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.max_pool2d(self.first(images).relu(), 2)
+        return self.out(nn.functional.max_pool2d(self.second(hidden).relu(), 2).view(-1, 16 * 5 * 5))
+
+
+@pytest.mark.parametrize("dead", [7, 8, 14])
+def test_a_convolution_grows_again_whatever_it_has_lost(dead, tmp_path):
+    network, images = Tutorial(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        network.second.weight[:dead] = 0
+        network.second.bias[:dead] = 0
+    bayeszip.pack(network, example_inputs=(images,)).save(tmp_path / "net.bayz")
+    own = bayeszip.load(tmp_path / "net.bayz", into=Tutorial())
+    assert (own.second.out_channels, own.second.groups) == (16, 1)
+    torch.testing.assert_close(own(images), bayeszip.load(tmp_path / "net.bayz")(images))
+
+
+class Reading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.out = nn.GRU(8, 16, batch_first=True, bidirectional=True), nn.Linear(32, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(self.read(rows)[0].mean(1))
+
+
+def test_a_network_that_refuses_a_file_is_as_it_was(tmp_path):
+    network, rows = Reading(), torch.randn(4, 7, 8)
+    with torch.no_grad():  # units that do nothing: 3 of one direction and 6 of the other
+        network.out.weight[:, :3] = 0
+        network.read.weight_hh_l0[:, :3] = 0
+        network.out.weight[:, 16:22] = 0
+        network.read.weight_hh_l0_reverse[:, :6] = 0
+    bayeszip.pack(network, example_inputs=(rows,)).save(tmp_path / "net.bayz")
+    own = Reading()
+    before, parameters = own(rows), list(own.parameters())
+    with pytest.raises(ModelError, match=r"kept \[10, 13\] units"):
+        bayeszip.load(tmp_path / "net.bayz", into=own)
+    assert torch.equal(own(rows), before)
+    assert all(one is other for one, other in zip(own.parameters(), parameters, strict=True))
+    assert own.read.hidden_size == 16

@@ -125,6 +125,32 @@ def test_a_sequence_of_outputs_is_as_long_as_its_inputs(layer, plain):
     assert (taken, given) == (["batch", "x_1", 8], ["batch", "tags_1", 5])
 
 
+class Classifier(nn.Module):
+    """Reads a sequence, and says what it is by its last step, or by the last states of all layers."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by, self.read = by, nn.LSTM(8, 6, batch_first=True, bidirectional=by == "both")
+        self.tell = nn.Linear(12 if by == "both" else 6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, (states, _) = self.read(x)
+        last = {"step": rows[:, -1], "state": states[-1], "both": torch.cat([states[0], states[-1]], 1)}
+        return self.tell(last[self.by])
+
+
+@pytest.mark.parametrize("by", ["step", "state", "both"])
+def test_what_reads_the_last_step_is_exported_at_every_length(by):
+    torch.manual_seed(0)
+    network = Classifier(by).eval()
+    model = model_of(network, torch.randn(4, 10, 8), {})
+    session = runtime.InferenceSession(to_onnx(model, input_names=["x"]), providers=["CPUExecutionProvider"])
+    for length in (1, 3, 10, 17):
+        rows = torch.randn(2, length, 8)
+        (found,) = session.run(None, {"x": rows.numpy()})
+        np.testing.assert_allclose(found, network(rows).detach().numpy(), atol=1e-5)
+
+
 def test_names_must_be_as_many_as_there_are():
     model = model_of(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3), {})
     with pytest.raises(ModelError, match="has 1 inputs; 2 different names"):

@@ -275,6 +275,20 @@ def test_a_branch_that_another_size_takes_stays_at_one_size():
     assert not trace(Branch().eval(), torch.randn(2, 8, 4)).varies
 
 
+def test_what_is_cut_off_at_a_length_far_beyond_stays_at_one_size():
+    class Clipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x[:, :20]).mean(1)
+
+    module = Clipped().eval()
+    assert module(torch.randn(2, 16, 4)).shape == (2, 4)  # twice as long it cuts off nothing
+    assert not trace(module, torch.randn(2, 8, 4)).varies
+
+
 def test_a_loaded_network_can_be_traced_again():
     module, inputs, _ = RUNS["GPT at half"]
     model = traced(module, inputs)

@@ -47,7 +47,8 @@ def load_into(
 
     Raises:
         ModelError: a tensor has no place in `net`, or can't have the shape it has there (both shapes are named);
-            or `net` computes something else than the model. `net` may be partly written then.
+            or `net` computes something else than the model. Its tensors and sizes are as they were then, but weights
+            that its layers computed are parameters.
     """
     budget, inner = Budget.of(limits), unwrapped(net)
     _check_values(net)
@@ -67,16 +68,48 @@ def load_into(
         with refusing(f"the tensors can't be put into {type(net).__name__}", ModelError):
             shapes(model, budget)  # before anything is run at the sizes that the graph states
     proven = check and stated
+    kept = _Kept(inner, tensors)
     try:
-        _cut_to_size(net, tensors, budget)
-        if proven:
-            _check(model, net, budget)
-    except ModelError:
-        smaller = any(tensors[name].shape != shape for name, shape in whole.items())
-        if not (proven and smaller and _with_zeros_back(model, net, tensors, whole, budget)):
-            raise
+        try:
+            _cut_to_size(net, tensors, budget)
+            if proven:
+                _check(model, net, budget)
+        except ModelError:
+            kept.give_back()
+            smaller = any(tensors[name].shape != shape for name, shape in whole.items())
+            if not (proven and smaller and _with_zeros_back(model, net, tensors, whole, budget)):
+                raise
+    except BaseException:  # Ctrl-C and want of memory, too
+        kept.give_back()
+        raise
     _tell_of_others(inner, tensors)
     return net
+
+
+class _Kept:
+    """What a network holds under these names, and the sizes its layers state, to be given back."""
+
+    def __init__(self, net: nn.Module, names: Container[str]) -> None:
+        held = dict((*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)))
+        self._values = {id(tensor): tensor.detach().clone() for name, tensor in held.items() if name in names}
+        self._tensors = [
+            (module, leaf, tensor)
+            for module in net.modules()
+            for leaf, tensor in (*module._parameters.items(), *module._buffers.items())
+        ]
+        self._sizes = [
+            (module, name, size) for module in net.modules() for name, size in vars(module).items() if type(size) is int
+        ]
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        for module, leaf, tensor in self._tensors:
+            if _held(module, leaf) is not tensor:
+                setattr(module, leaf, tensor)
+            if tensor is not None and (value := self._values.get(id(tensor))) is not None:
+                tensor.copy_(value)
+        for module, name, size in self._sizes:
+            setattr(module, name, size)
 
 
 def _tell_of_others(net: nn.Module, tensors: Container[str]) -> None:
@@ -147,7 +180,6 @@ def _with_zeros_back(
     if not all(_fits_in(tensors[name].shape, shape) for name, shape in named.items()):
         return False
     budget.charge("loaded", sum(4 * math.prod(shape) for shape in named.values()))
-    before = {name: value.detach().clone() for name, value in unwrapped(net).state_dict(keep_vars=True).items()}
     _fill(net, {name: torch.full(shape, 0.01) for name, shape in named.items()})
     for counts in (_parts_of_dims(model, net), _gates_of(net)):
         values = {name: to_torch(tensors[name]) for name in named}
@@ -155,8 +187,6 @@ def _with_zeros_back(
         with contextlib.suppress(ModelError):
             _check(model, net, budget)
             return True
-    # As it was given: the file is of another network.
-    _fill(net, {name: before[name] for name in named if name in before})
     return False
 
 

@@ -76,13 +76,15 @@ def difference(
     *,
     rounding: float | None = None,
     limits: Limits | Budget | None = None,
+    precision: torch.dtype = torch.float32,
 ) -> Difference:
     """Run two models in float64 on the example inputs and on random ones.
 
     Args:
         rounding: what to put down to rounding, relative to the largest output; None: measured on the original, as
-            what a change of each parameter in the last bit of its float32 does.
+            what a change of each parameter in its last bit does.
         limits: what the other model may ask for, if it comes from a file.
+        precision: the type that the original's parameters had; all have that last bit.
 
     Raises:
         ModelError: their outputs can't be compared, or one of them can't be run.
@@ -99,18 +101,18 @@ def difference(
     answers = _answers(network, batches)
     worst = _worst_gap(answers, to_module(other, torch.float64, budget))
     if rounding is None:
-        shaken = _worst_gap(answers, _shaken(network, generator))
+        shaken = _worst_gap(answers, _shaken(network, generator, torch.finfo(precision).eps / 2))
         rounding = max(_FLOOR, _ROUNDINGS * shaken) if math.isfinite(shaken) else _FLOOR
     return Difference(worst, rounding)
 
 
-def _shaken(network: Network, generator: torch.Generator) -> Network:
-    """The network with every floating-point tensor changed in the last bit of its float32, up or down."""
+def _shaken(network: Network, generator: torch.Generator, share: float) -> Network:
+    """The network with every number of its floating-point tensors changed by this share of it, up or down."""
     with torch.no_grad():
         for tensor in (*network.parameters(), *network.buffers()):
             if tensor.is_floating_point():
                 signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-                tensor.mul_(1 + signs * 2.0**-24)
+                tensor.mul_(1 + signs * share)
     return network
 
 

@@ -33,6 +33,11 @@ __all__ = ["resized", "with_free_sizes"]
 #: So many combinations of sizes are tried.
 _COMBINATIONS = 3
 
+#: Parts of the sizes at which a graph that was found must hold, too: what branches by size or cuts off at a length may
+#: do so beyond twice the size. Only where no value can come to more elements than this, if values grow with the square
+#: of their inputs, as attention's do.
+_FAR, _FAR_ELEMENTS = (Fraction(4), Fraction(1, 4)), 2**26
+
 #: Relative to the largest output; as in `trace`.
 _TOLERANCE = 1e-4
 
@@ -59,8 +64,9 @@ class _Free:
 def with_free_sizes(module: nn.Module, graph: Graph, inputs: Inputs, traced: Traced) -> Graph:
     """The graph with every size of its inputs free that is free in the module; the graph as it is if none is.
 
-    A size counts as free where the module runs with twice or half of it. Modules that do something else at sizes that
-    were not tried (by a branch in Python, for example) can't be told from others.
+    A size counts as free where the module runs with twice or half of it, and where it does with four times or a quarter
+    of it, if it has to say the same as the graph there. Modules that do something else at sizes that were not tried (by
+    a branch in Python, for example) can't be told from others.
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -72,6 +78,7 @@ def with_free_sizes(module: nn.Module, graph: Graph, inputs: Inputs, traced: Tra
         others = list(islice(_combinations(original, examples, free), _COMBINATIONS))
         if not others:
             return graph
+        others += _far_off(original, graph, examples, free)
         places = {place for each in free for place in each.places}
         for found in _candidates(original, graph, examples, traced, others, places):
             if all(_agree(original, found, each) for each in (examples, *others)):
@@ -147,6 +154,19 @@ def _combinations(module: nn.Module, inputs: Inputs, free: Sequence[_Free]) -> I
     for turn in range(longest):
         sizes = [each.sizes[(turn + place) % len(each.sizes)] for place, each in enumerate(free)]
         wanted = {place: size for each, size in zip(free, sizes, strict=True) for place in each.places}
+        others = resized(inputs, wanted)
+        if _runs(module, others):
+            yield others
+
+
+def _far_off(module: nn.Module, graph: Graph, inputs: Inputs, free: Sequence[_Free]) -> Iterator[Inputs]:
+    """Inputs with all free dimensions much longer, or shorter, on which the module runs."""
+    largest = len(inputs[0]) * max(math.prod(map(abs, shape)) for shape in shapes(_model(module, graph)))
+    for part in _FAR:
+        wanted = {(which, dim): int(inputs[which].shape[dim] * part) for each in free for which, dim in each.places}
+        growth = math.prod(wanted[place] / inputs[place[0]].shape[place[1]] for place in wanted)
+        if not all(wanted.values()) or growth**2 * largest > _FAR_ELEMENTS:
+            continue
         others = resized(inputs, wanted)
         if _runs(module, others):
             yield others

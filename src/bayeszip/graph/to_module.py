@@ -26,7 +26,7 @@ from bayeszip.graph.soundness import (
 from bayeszip.graph.state import DTYPES, charge_loaded, loaded_dtype, stated_dtype, to_torch
 from bayeszip.limits import Budget, Limits
 from bayeszip.operators import OPERATORS
-from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor, sized
+from bayeszip.tensors import CompressedModel, Graph, Node, QuantizedTensor, RawTensor, Varying, sized
 
 __all__ = ["Network", "to_module"]
 
@@ -251,12 +251,22 @@ def _steps(model: CompressedModel, graph: Graph, layers: dict[str, Node], dtype:
     for position, node in enumerate(graph.nodes):
         used_up = {value for value in node.inputs if last_use[value] == position} - outputs
         path = path_of.get(_signature(node))
-        attributes, tensors = dict(node.attributes), node.tensors
+        attributes, tensors, varying = dict(node.attributes), node.tensors, node.varying
+        if _is_last(node):
+            # Said as it was written: torch.onnx, behind a recurrence, reads another place at `size - 1`.
+            attributes["index"], varying = -1, ()
         wanted = str(attributes.get("dtype", ""))
         if "float" in wanted and (node.op == "cast" or wanted != own):
             # To the type that all of the network computes in; a tensor tells it, so that it follows `to()`.
             attributes["dtype"], tensors = str(dtype).removeprefix("torch."), (floating,)
-        yield Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)), node.varying)
+        yield Step(node.op, node.inputs, path, tensors, attributes, tuple(sorted(used_up)), varying)
+
+
+def _is_last(node: Node) -> bool:
+    """Whether it is what is selected at the end of a dimension, however long that is."""
+    return node.op == "select" and node.varying == (
+        Varying("index", dims=((node.inputs[0], int(str(node.attributes["dim"]))),), offset=-1),
+    )
 
 
 def _is_floating(tensor: QuantizedTensor | RawTensor) -> bool:
