@@ -11,7 +11,7 @@ from torch import nn
 
 import bayeszip
 from bayeszip import codec, ending
-from bayeszip.errors import CheckpointError, DataError, ModelError, OutputError, RecipeError, TrainingError
+from bayeszip.errors import CheckpointError, DataError, ModelError, OutputError, RecipeError, TargetError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.quantize import quantize
 from bayeszip.recipe import recipe
@@ -741,6 +741,63 @@ def test_who_gives_example_inputs_gets_the_same_file():
         files.append(compress(mlp(), settings=QUICK.override("epochs_scale=0.02"), data=data, example_inputs=given))
         assert torch.equal(torch.get_rng_state(), before)
     assert files[0].blob == files[1].blob
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"exclude": ["nosuch"]}, ModelError, "no parameter or module is called 'nosuch'"),
+        ({"exclude": ["*"]}, ModelError, "has no layer that can be compressed"),
+        ({"settings": QUICK.override("coding.offset_bits=4")}, ModelError, "offset_bits"),
+        ({"max_bytes": 10}, TargetError, "a file of 10 bytes is out of reach"),
+    ],
+)
+def test_what_the_network_can_not_be_compressed_by_is_refused_before_its_pretraining(options, error, message):
+    watcher = Silent()
+    watcher.on_batch = None  # called in the first epoch
+    with pytest.raises(error, match=message):
+        compress(mlp(), watcher=watcher, **options)
+
+
+def test_a_generator_is_refused_by_name():
+    inputs, targets = blobs()
+    with pytest.raises(DataError, match="train_loader is a generator, which gives its batches once; give a list"):
+        bayeszip.compress(mlp(), ((inputs, targets) for _ in range(2)), recipe=QUICK)
+
+
+def test_an_iterator_that_begins_anew_is_a_loader():
+    class Anew:
+        def __iter__(self):
+            self.left = iter([blobs()])
+            return self
+
+        def __next__(self):
+            return next(self.left)
+
+    result = bayeszip.compress(mlp(), Anew(), recipe=QUICK.override("epochs_scale=0.01"), watcher=Silent())
+    assert result.fit.history[-1].steps == 1
+
+
+class Table(nn.Module):
+    """A bag of words; `options` are the table's."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(20, 8, **options), nn.Linear(8, 3)
+
+    def forward(self, words):
+        return self.out(self.table(words).mean(1))
+
+
+@pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}])
+def test_tables_that_torch_trains_in_ways_of_its_own_are_compressed(options):
+    words = torch.randint(20, (256, 6), generator=torch.Generator().manual_seed(0))
+    data = ResidentBatches(words, words[:, 0] % 3, 64)
+    result = compress(Table(**options), settings=QUICK.override("epochs_scale=0.01"), data=data, pretrain=False)
+    held = [name for name, _ in result.fit.conversion.kept]
+    assert held == (["table"] if "max_norm" in options else [])
+    assert result.network()(words[:4]).shape == (4, 3)
 
 
 class Mirrored(nn.Module):

@@ -315,7 +315,6 @@ class ControlFlow(nn.Module):
     [
         (ControlFlow, "torch.export can't follow ControlFlow"),
         (lambda: nn.BatchNorm1d(4, track_running_stats=False), "batch_norm.* without running statistics, used in"),
-        (lambda: nn.Linear(7, 2), "torch.export can't follow Linear"),
         (OneSize, "OneSize takes its batch size, 3 in the example, for a constant.*take it from the input"),
     ],
 )

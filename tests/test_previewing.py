@@ -59,14 +59,14 @@ def test_the_time_grows_with_the_training():
 
 
 def test_tracing_and_coding_take_their_time_for_each_file(monkeypatch):
-    floor = previewing._floor
+    floor = previewing.smallest_size
 
     def slow(*given):
         time.sleep(1)
         return floor(*given)
 
     warm, quick = (bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds for _ in range(2))
-    monkeypatch.setattr(previewing, "_floor", slow)
+    monkeypatch.setattr(previewing, "smallest_size", slow)
     # When the training begins, when it ends, and as `pack` does.
     assert bayeszip.preview(network(), batches(), recipe=FEW, device="cpu").seconds > 3
     assert min(warm, quick) < 3

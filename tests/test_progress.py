@@ -1,6 +1,8 @@
 """The progress display: plain lines without a terminal, a bar with the time left in one."""
 
+import functools
 import io
+import itertools
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from bayeszip import progress
 from bayeszip.errors import ModelError, OutputError
 from bayeszip.fitting import Course, EpochStats, Phase, Watcher
 from bayeszip.fitting.course import Problem
@@ -48,9 +51,88 @@ def shown(events, terminal):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_figure_is_shown_at_the_end_of_a_phase(terminal):
     text = shown([stats(epoch=3)], terminal)
-    for figure in ("vd", "3/3", "0.2500", "0.5000", "98.12 %", "50.00 %", "4,321 B", "left"):
+    for figure in ("vd", "3/3", "0.25", "0.5", "98.12 %", "50.00 %", "4,321 B", "left"):
         assert figure in text
     assert "mixture" not in text
+
+
+def test_small_losses_are_no_zeros():
+    text = shown([stats(epoch=3, parts={"data": 6.6123456e-07, "divergence": 1234.5})], terminal=False)
+    assert "loss 6.612e-07  divergence 1234" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_is_cut_on_a_narrow_terminal(width):
+    parts = {"data": 2.6734e-05, "divergence": 1.2345, "mixture": 0.4567, "groups": 0.1122, "rate": 3.4455e-05}
+    phases = tuple(Phase(name="values-rate=0.25", epochs=100) for _ in range(1))
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with TrainingProgress(phases, console) as display:
+        told = stats(phases[0].name, 1, 100, parts=parts, bytes=123_456, loss=0.0312, metric=27.5)
+        display.on_epoch(told, course())
+    text = console.file.getvalue()
+    assert "…" not in text
+    shown_parts = ("2.673e-05", "1.234", "0.4567", "0.1122", "3.446e-05")
+    for figure in ("values-rate=0.25", "1/100", *shown_parts, "98.12 %", "0.0312", "27.5", "50.00 %", "123,456 B"):
+        assert figure in text
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with TrainingProgress(PHASES, console) as display:
+        display.on_epoch(stats(epoch=3), course())
+        assert "epoch 3/3" in console.file.getvalue()
+
+
+def test_nothing_goes_to_standard_output_where_standard_error_is_closed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    with TrainingProgress(PHASES) as display:
+        display.on_epoch(stats(epoch=3), course())
+        display.on_warning("it is broken")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def told_again(monkeypatch):
+    """What a display says while the last phase runs three times, a step a second."""
+    clock = itertools.count(0.0).__next__
+    monkeypatch.setattr(progress, "TimeLeft", functools.partial(TimeLeft, now=clock))
+    return _told_again
+
+
+def _told_again(terminal, *, open_ended):
+    phases = (Phase(name="vd", epochs=2, tau1=1.0), Phase(name="values", epochs=2, noise=False))
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+    said = []
+    with TrainingProgress(phases, console, open_ended=open_ended) as display:
+        for phase in (phases[0], *3 * (phases[1],)):
+            for step in range(8):
+                display.on_batch(phase, step / 8)
+                if step % 4 == 3:
+                    display.on_epoch(stats(phase.name, step // 4 + 1, 2), course())
+            display._live.refresh()
+            said.append(console.file.getvalue())
+            console.file.seek(0)
+            console.file.truncate()
+    return said
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_phases_may_come_again_nobody_knows_the_end(told_again, terminal):
+    first, *others = told_again(terminal, open_ended=True)
+    assert "at least" in first
+    for said in others:
+        assert " 0 s left" not in said
+        assert "0:00:00 left" not in said
+        assert "100%" not in said
+
+
+def test_a_phase_that_comes_again_without_notice_is_new_work(told_again):
+    first, *_, last = told_again(True, open_ended=False)
+    assert "50%" in first
+    assert "at least" not in first
+    assert "100%" not in last
+    assert "0:00:00 left" not in last
 
 
 def test_figures_that_are_not_of_a_file_say_so():
@@ -197,6 +279,41 @@ def test_nothing_is_said_before_something_is_known():
     left.on_step(Phase(name="another"), 0.0)
     left.on_step(Phase(name="another"), 0.5)
     assert left.seconds() is None
+
+
+def test_a_phase_that_follows_itself_has_a_pace_of_its_own():
+    clock = [0.0]
+    left = TimeLeft(ALL[3:], lambda: clock[0])
+    for _ in range(3):
+        for step in range(11):
+            clock[0] += 1.0
+            left.on_step(ALL[3], step / 10)
+            if step == 9:
+                # A step a second; half a second an epoch.
+                assert left.seconds() == pytest.approx(1.0)
+        left.on_epoch(1.0)
+        assert left.seconds() == 0
+    assert left.is_open
+
+
+def test_a_step_back_is_no_new_run():
+    left = TimeLeft(ALL, iter(range(100)).__next__)
+    for done in (0.0, 0.1, 0.0, 0.1):
+        left.on_step(ALL[0], done)
+    assert not left.is_open
+    left.on_step(ALL[1], 0.0)
+    left.on_step(ALL[0], 0.0)
+    assert left.is_open
+
+
+def test_more_batches_than_were_expected_are_no_new_run():
+    left = TimeLeft(ALL, iter(range(100)).__next__)
+    for done in (0.0, 0.5, 1.0, 1.0, 1.0):
+        left.on_step(ALL[0], done)
+    assert not left.is_open
+    left.on_epoch(1.0)
+    left.on_step(ALL[0], 0.0)
+    assert left.is_open
 
 
 def test_a_phase_that_runs_again_is_counted_from_there():

@@ -149,6 +149,17 @@ def test_a_wrong_file_says_what_is_wrong(text, message):
         Recipe.from_json(text)
 
 
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "\u202ea"])
+def test_names_that_could_steer_a_terminal_are_refused(tmp_path, name):
+    held = json.loads(RECIPES["quick"].to_json())
+    for changed in (held | {"name": name}, held | {"phases": [held["phases"][0] | {"name": name}]}):
+        (tmp_path / "mine.json").write_text(json.dumps(changed))
+        with pytest.raises(RecipeError, match="name must be a line of printable characters") as refused:
+            recipe(str(tmp_path / "mine.json"))
+        assert "\x1b" not in str(refused.value)
+    assert dataclasses.replace(RECIPES["quick"], name="klein, 日本").name == "klein, 日本"
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(RecipeError, match=r"no recipe 'paper'; known: .*paper-vd"):
         recipe("paper")

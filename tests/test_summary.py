@@ -5,7 +5,7 @@ import pytest
 
 from bayeszip import CompressedModel, QuantizedTensor, codec
 from bayeszip.recipe import settings_help
-from bayeszip.summary import as_text, facts_table, tensors_table
+from bayeszip.summary import as_text, facts_table, show_bytes, tensors_table
 
 
 def table_of(name: str) -> str:
@@ -23,6 +23,21 @@ def test_names_cannot_steer_a_terminal(name, shown):
     text = table_of(name)
     assert shown in text
     assert all(letter.isprintable() for line in text.splitlines() for letter in line)
+
+
+def test_facts_cannot_steer_a_terminal():
+    text = as_text(facts_table([("recipe", "a\x1b[2Jb"), ("te\x07acher", "σ², ‘it’")]))
+    assert text == "recipe       a\\x1b[2Jb\nte\\x07acher  σ², ‘it’\n"
+
+
+@pytest.mark.parametrize(
+    "count", [99_999, 149_999, 999_999, 1_000_000, 1_049_999, 9_949_999, 99_949_999, 7_654_321_000]
+)
+def test_sizes_are_shown_to_half_a_percent(count):
+    number, unit = show_bytes(count).split()
+    shown = float(number.replace(",", "")) * {"B": 1, "MB": 1e6}[unit]
+    assert shown == pytest.approx(count, rel=0.005)
+    assert shown == count or count >= 1_000_000
 
 
 def test_long_names_are_folded_not_cut():

@@ -191,7 +191,7 @@ def three_trainings(monkeypatch):
         monkeypatch.setattr(compressing, "better", better)
         monkeypatch.setattr(compressing, "steering_towards", steering_towards)
         try:
-            result = compress(settings, watcher=Noting(), max_accuracy_drop=3, **options)
+            result = compress(settings, watcher=Noting(), max_accuracy_drop=3, seed=1, **options)
         except TargetError as error:
             result = error.result
         return result, ends, ceilings, [steering.strength() for steering in strengths]
@@ -241,6 +241,34 @@ def test_targets_that_make_no_sense(target, message):
 def test_numbers_of_numpy_are_numbers():
     assert type(Target(max_bytes=np.int64(500)).max_bytes) is int
     assert type(Target(min_ratio=np.float32(2)).min_ratio) is float
+
+
+def test_a_small_budget_is_no_reason_to_stop_half_way():
+    """While units live that will be dead, norms and tables beside them take more than the whole file will."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(24, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 96), nn.BatchNorm1d(96), nn.ReLU(),
+        nn.Linear(96, 6),
+    )  # fmt: skip
+    settings = RECIPE.override("epochs_scale=0.3", "all.rate_log_sigma2=0.08")
+    result = bayeszip.compress(model, batches(), recipe=settings, pretrain=True, watcher=Watcher(), max_bytes=240)
+    assert result.bytes <= 240
+
+
+def test_where_bits_alone_are_weighed_their_weight_is_steered():
+    rated = recipe("quick").override("all.tau1=0", "all.rate.tau=0.3")
+    assert targets.steered_phase(rated.phases).name == "vd"
+    assert targets.steered_phase(recipe("l2").phases) is None
+
+
+@pytest.mark.parametrize("text", ["1,5k", "2,5MB", "1,50,000", ",5"])
+def test_a_comma_that_could_be_a_point_is_refused(text):
+    with pytest.raises(RecipeError, match="not a number of bytes"):
+        parse_bytes(text)
+
+
+def test_commas_part_thousands():
+    assert [parse_bytes(text) for text in ("1,500", "12,345,678", "1,000k", ".5k")] == [1500, 12345678, 1000000, 500]
 
 
 def test_an_accuracy_needs_validation_data():

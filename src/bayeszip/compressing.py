@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayeszip import graph
 from bayeszip.damage import findings, reach_of
 from bayeszip.devices import device_name
-from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, steering_towards
+from bayeszip.ending import BesideWeights, Ending, bytes_now, held_to, smallest_size, steering_towards
 from bayeszip.errors import RecipeError
 from bayeszip.fitting import Course, EpochStats, Figures, Fitting, Phase, Steering, Watcher, start_terms
 from bayeszip.fitting.augmentation import Augmentation, Transform, name_of
@@ -43,7 +43,7 @@ from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import Conversion, Term, to_stock, to_variational
 from bayeszip.variational.usage import called_layers
 
-__all__ = ["ATTEMPTS", "compress", "converted"]
+__all__ = ["ATTEMPTS", "compress", "converted", "is_open_ended"]
 
 #: The share of training time that "bytes it would have now" may take.
 MEASURING_SHARE = 0.02
@@ -161,7 +161,9 @@ def compress(
     conditions = partial(_conditions, begun, seed, pretrain)
     with (
         _seeded(seed, begun.network),
-        _watching(watcher if begun.engine.is_main else Watcher(), phases) as watching,
+        _watching(
+            watcher if begun.engine.is_main else Watcher(), phases, is_open_ended(begun.settings, target)
+        ) as watching,
         _keeping(checkpoints, resume, conditions, _History(watching, begun.settings, begun.engine)) as keeper,
     ):
         result = _trained(begun, seed, pretrain, keeper)
@@ -175,6 +177,7 @@ def _trained(begun: Opening, seed: int, pretrain: bool, keeper: Keeper["_History
     plan, network, data, engine = begun.settings, begun.network, begun.data, begun.engine
     training = _Training(data, keeper, engine)
     if pretrain:
+        _check_ahead(begun)
         training.fit(network, plan.pretraining, teacher=data.teacher)
     in_nats, before = training.in_nats(network), training.judged(network)
     path = _Path(network, begun.examples, plan, in_nats, begun.target, before, begun.further)
@@ -199,6 +202,20 @@ def _trained(begun: Opening, seed: int, pretrain: bool, keeper: Keeper["_History
     return dataclasses.replace(_told_of(result, history, plan), others=tuple(others))
 
 
+def _check_ahead(begun: Opening) -> None:
+    """Refuse before the pretraining what would be refused after it: of a selection, of the coder, of a budget.
+
+    Raises:
+        ModelError, RecipeError, TargetError: as they would be then.
+    """
+    devices = [begun.device] if begun.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        network, original = (graph.copied(begun.network) for _ in range(2))
+        converted(network, begun.settings, begun.examples)
+        ending = Ending(network, begun.examples, begun.settings, None, lambda _: Figures())
+        smallest_size(network, original.eval(), ending, begun.target)
+
+
 def _reach(phases: Sequence[Phase], history: Sequence[EpochStats]) -> float | None:
     """How far weights and variances got, by the steps that epochs turned out to have."""
     steps = {stats.phase: stats.steps or 0 for stats in history}
@@ -211,6 +228,11 @@ def _told_of(result: Result, fit: Fit, settings: Recipe) -> Result:
     own = tuple(stats for stats in fit.history if stats.phase in names)
     result = dataclasses.replace(result, fit=dataclasses.replace(fit, recipe=settings, history=own))
     return dataclasses.replace(result, warnings=findings(result))
+
+
+def is_open_ended(settings: Recipe, target: Target | None) -> bool:
+    """Whether phases may run again, as often as it takes to keep a figure."""
+    return settings.quantization.rate_trials > 0 or (target is not None and target.budget(1) is None)
 
 
 def converted(network: nn.Module, settings: Recipe, examples: tuple[Tensor, ...]) -> Conversion:
@@ -526,7 +548,7 @@ def _seeded(seed: int, network: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching(watcher: Watcher | None, phases: Sequence[Phase]) -> Iterator[Watcher]:
+def _watching(watcher: Watcher | None, phases: Sequence[Phase], open_ended: bool) -> Iterator[Watcher]:
     """The caller's watcher, or a display that ends with the training."""
     if watcher is not None and not isinstance(watcher, Watcher):
         raise RecipeError(
@@ -535,5 +557,5 @@ def _watching(watcher: Watcher | None, phases: Sequence[Phase]) -> Iterator[Watc
     if watcher is not None:
         yield watcher
         return
-    with TrainingProgress(phases) as display:
+    with TrainingProgress(phases, open_ended=open_ended) as display:
         yield display

@@ -49,6 +49,7 @@ __all__ = [
     "clustered_others",
     "held_to",
     "prices_of_zeros",
+    "smallest_size",
     "steering_towards",
 ]
 
@@ -412,9 +413,7 @@ def steering_towards(
     if quality is not None:
         return QualitySteering(settings.phases, quality=quality, ceiling=ceiling)
     budget = target.budget(parameter_count(original)) or 0
-    shapes = {weight.name: weight.theta.shape for weight in variational_weights(network)}
-    nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
-    largest_within(nothing, Posterior.of(network), ending.form(original).size, budget)
+    smallest_size(network, original, ending, target)
     beside, (coder, options) = ending.beside_weights(network, original).now(original), coder_of(settings.coding)
     return ByteSteering(
         settings.phases,
@@ -422,6 +421,21 @@ def steering_towards(
         size=lambda quantized: beside + codec.measure(CompressedModel(dict(quantized)), coder, **options),
         how=settings.quantization,
     )
+
+
+def smallest_size(network: nn.Module, original: nn.Module, ending: Ending, target: Target | None) -> int:
+    """Of a file in which every Gaussian weight of `network` is zero.
+
+    Raises:
+        TargetError: even that has more bytes than the target allows.
+    """
+    shapes = {each.name: each.theta.shape for each in variational_weights(network)}
+    nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
+    size = ending.form(original).size
+    budget = None if target is None else target.budget(parameter_count(original))
+    if budget is not None:
+        largest_within(nothing, Posterior.of(network), size, budget)
+    return size(nothing)
 
 
 def held_to(target: Target | None, result: Result) -> Result:

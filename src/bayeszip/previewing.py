@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from bayeszip import compressing, targets
 from bayeszip.compressing import converted
-from bayeszip.ending import Ending
+from bayeszip.ending import Ending, smallest_size
 from bayeszip.fitting import Figures, Fitting, Likelihood, Phase, ResidentBatches, count_examples, start_terms
 from bayeszip.fitting.augmentation import Augmentation, Transform
 from bayeszip.fitting.batches import Loader, checked_batch, count_batches, expected_batches, given_by, rows_of
@@ -23,11 +22,9 @@ from bayeszip.fitting.loop import Moment
 from bayeszip.graph.storable import copied, parameter_count
 from bayeszip.modes import unfreeze
 from bayeszip.opening import Data, Opening, opened
-from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe, Settings
 from bayeszip.summary import as_text, facts_table, show_bytes
-from bayeszip.targets import Target, largest_within
-from bayeszip.tensors import QuantizedTensor
+from bayeszip.targets import Target
 from bayeszip.variational import Conversion, variational_weights
 
 __all__ = ["Preview", "preview"]
@@ -155,27 +152,12 @@ def _previewed(begun: Opening, pretrain: bool) -> Preview:
         conversion = converted(network, plan, begun.examples)
         ending = Ending(network, begun.examples, plan, None, lambda _: Figures())
         began = time.perf_counter()
-        floor = _floor(network, original, ending, begun.target)
+        floor = smallest_size(network, original, ending, begun.target)
         coding = time.perf_counter() - began
         tensors = {each.name: (each.theta.numel(), each.strength) for each in variational_weights(network)}
         work = _Work.of(plan, begun.target, len(begun.further), clock.has_classes(original))
         seconds += work.seconds(clock, network, original, ending) + work.files * coding
     return Preview(conversion, tensors, parameter_count(original), floor, seconds, str(device), work.attempts)
-
-
-def _floor(network: nn.Module, original: nn.Module, ending: Ending, target: Target | None) -> int:
-    """The file with every Gaussian weight of `network` at zero.
-
-    Raises:
-        TargetError: even that has more bytes than the target allows.
-    """
-    shapes = {each.name: each.theta.shape for each in variational_weights(network)}
-    nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
-    size = ending.form(original).size
-    budget = None if target is None else target.budget(parameter_count(original))
-    if budget is not None:
-        largest_within(nothing, Posterior.of(network), size, budget)
-    return size(nothing)
 
 
 @dataclass(frozen=True)

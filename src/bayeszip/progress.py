@@ -5,16 +5,15 @@ on a terminal, and as logs for TensorBoard.
 import dataclasses
 import datetime
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from bayeszip.errors import ModelError, OutputError
@@ -78,31 +77,42 @@ class Watchers(Watcher):
 class TimeLeft:
     """How long phases still take: each at its own pace, and one to come at the last pace, by what its kind costs.
 
-    The first step of a phase is not counted: it makes ready what the others use.
+    The first step of a phase is not counted: it makes ready what the others use. A phase that comes again is new work,
+    as are those behind it; how often it comes is not known.
 
     Args:
         phases: those that will run, in their order.
         now: tells the time, in seconds.
+        is_open: phases may come again, so that `seconds` are the least it takes; so they are when one has.
     """
 
-    def __init__(self, phases: Sequence[Phase], now: Callable[[], float] = time.monotonic) -> None:
-        self._phases, self._now = list(phases), now
+    def __init__(
+        self, phases: Sequence[Phase], now: Callable[[], float] = time.monotonic, *, is_open: bool = False
+    ) -> None:
+        self._phases, self._now, self.is_open = list(phases), now, is_open
+        self._begun: set[str] = set()
         #: Seconds an epoch of each phase that was seen takes; the last of them is the newest.
         self._paces: dict[str, float] = {}
         self._name, self._since, self._from, self._done = "", 0.0, 0.0, 0.0
+        #: Whether the last epoch of the phase is over: a loader may give more batches in it than were expected.
+        self._is_over = False
 
     def on_step(self, phase: Phase, done: float) -> None:
         """A step is over before which this share of the phase was."""
-        if phase.name != self._name:
+        is_next = phase.name != self._name or self._is_over
+        if is_next or done < self._done:
+            # Back by a few steps, it is the same run of the phase.
+            self.is_open = self.is_open or (is_next and phase.name in self._begun)
+            self._begun.add(phase.name)
             self._name, self._since, self._from = phase.name, self._now(), done
         elif done > self._from:
             self._paces.pop(phase.name, None)
             self._paces[phase.name] = (self._now() - self._since) / ((done - self._from) * phase.epochs)
-        self._done = done
+        self._done, self._is_over = done, False
 
     def on_epoch(self, done: float) -> None:
         """An epoch is over, and this share of its phase."""
-        self._done = done
+        self._done, self._is_over = done, done >= 1
 
     def seconds(self) -> float | None:
         """None: nothing is known yet."""
@@ -124,25 +134,30 @@ class TrainingProgress(Watcher):
     """A bar over all phases with the last epoch's figures below it; plain lines where there is no terminal.
 
     Use it as a context manager around the training, with the phases that will run.
+
+    Args:
+        open_ended: phases may come again, nobody knows how often: then there is no share of the whole to show.
     """
 
-    def __init__(self, phases: Sequence[Phase], console: Console | None = None) -> None:
-        self._console = console or Console(file=sys.stderr)
+    def __init__(self, phases: Sequence[Phase], console: Console | None = None, *, open_ended: bool = False) -> None:
+        # Not `file=sys.stderr`: where that is closed, standard output would take its place.
+        self._console = console or Console(stderr=True)
         self._starts = _starts(phases)
         self._bar = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
-            TaskProgressColumn(),
+            TextColumn("{task.fields[share]}", style="progress.percentage"),
             TimeElapsedColumn(),
             TextColumn("passed,"),
             TextColumn("{task.fields[left]} left"),
             console=self._console,
         )
-        total = sum(phase.epochs for phase in phases)
-        self._task = self._bar.add_task("training", total=total, left="-:--:--")
-        self._left = TimeLeft(phases)
+        self._total = sum(phase.epochs for phase in phases)
+        self._task = self._bar.add_task("training", total=None, left="-:--:--", share="")
+        self._left = TimeLeft(phases, is_open=open_ended)
+        self._show(0.0)
         self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
-        self._plain = not self._console.is_terminal
+        self._plain = not self._console.is_terminal or self._console.is_dumb_terminal
         self._last_line = time.monotonic()
         self._bytes: int | None = None
 
@@ -159,9 +174,25 @@ class TrainingProgress(Watcher):
 
     def on_batch(self, phase: Phase, done: float) -> None:
         self._left.on_step(phase, done)
-        completed, left = self._starts.get(phase.name, 0) + done * phase.epochs, self._left.seconds()
-        said = "-:--:--" if left is None else str(datetime.timedelta(seconds=round(left)))
-        self._bar.update(self._task, completed=completed, description=phase.name, left=said)
+        left = self._left_in_words(lambda seconds: str(datetime.timedelta(seconds=round(seconds))))
+        self._bar.update(self._task, description=phase.name, left=left or "-:--:--")
+        self._show(self._starts.get(phase.name, 0) + done * phase.epochs)
+
+    def _show(self, epochs: float) -> None:
+        """How far it is, where that is known."""
+        if self._left.is_open:
+            self._bar.tasks[0].total = None
+            self._bar.update(self._task, share="–")
+        else:
+            share = epochs / self._total if self._total else 0.0
+            self._bar.update(self._task, completed=epochs, total=self._total, share=f"{share:>4.0%}")
+
+    def _left_in_words(self, shown: Callable[[float], str]) -> str | None:
+        """None: nothing is known, or no more than that it goes on."""
+        left = self._left.seconds()
+        if left is None or (self._left.is_open and round(left) == 0):
+            return None
+        return f"at least {shown(left)}" if self._left.is_open else shown(left)
 
     def on_warning(self, message: str) -> None:
         self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
@@ -171,19 +202,19 @@ class TrainingProgress(Watcher):
 
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         self._left.on_epoch(stats.epoch / stats.epochs)
-        self._bar.update(self._task, completed=self._starts.get(stats.phase, 0) + stats.epoch)
+        self._show(self._starts.get(stats.phase, 0) + stats.epoch)
         # The size is not measured after every epoch; the last one known is shown meanwhile.
         self._bytes = stats.bytes if stats.bytes is not None else self._bytes
         stats = dataclasses.replace(stats, bytes=self._bytes)
         if not self._plain:
-            self._live.update(Group(self._bar, _table(stats)))
+            self._live.update(Group(self._bar, _side_by_side(stats)))
         elif stats.epoch == stats.epochs or time.monotonic() - self._last_line >= LINE_EVERY:
             self._console.print(self._line(stats), highlight=False, markup=False, emoji=False, soft_wrap=True)
             self._last_line = time.monotonic()
 
     def _line(self, stats: EpochStats) -> str:
-        left = self._left.seconds()
-        said = "" if left is None else f"  {left:.0f} s left"
+        left = self._left_in_words(lambda seconds: f"{seconds:.0f} s")
+        said = "" if left is None else f"  {left} left"
         return "  ".join(f"{name} {value}" for name, value in _figures(stats)) + said
 
 
@@ -246,7 +277,7 @@ def _starts(phases: Sequence[Phase]) -> dict[str, int]:
 
 def _figures(stats: EpochStats) -> list[tuple[str, str]]:
     figures = [("phase", stats.phase), ("epoch", f"{stats.epoch}/{stats.epochs}")]
-    figures += [("loss" if name == DATA else name, f"{value:.4f}") for name, value in stats.parts.items() if value]
+    figures += [("loss" if name == DATA else name, f"{value:.4g}") for name, value in stats.parts.items() if value]
     # Of the weights' means, which quantization has not touched: not yet what a file would hold.
     if stats.accuracy is not None:
         figures.append(("validation (unsnapped)", f"{100 * stats.accuracy:.2f} %"))
@@ -262,10 +293,7 @@ def _figures(stats: EpochStats) -> list[tuple[str, str]]:
     return figures
 
 
-def _table(stats: EpochStats) -> Any:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    figures = _figures(stats)
-    for name, _ in figures:
-        table.add_column(name, style="cyan", header_style="dim")
-    table.add_row(*(Text(value) for _, value in figures))
-    return table
+def _side_by_side(stats: EpochStats) -> Columns:
+    """Each figure below its name; in as many rows as the width takes."""
+    cells = (Text.assemble((name, "dim"), "\n", (value, "cyan"), no_wrap=True) for name, value in _figures(stats))
+    return Columns(cells, padding=(0, 2))

@@ -20,7 +20,18 @@ from bayeszip.errors import RecipeError
 from bayeszip.fitting import Phase
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization
-from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
+from bayeszip.settings import (
+    at_least,
+    between,
+    check,
+    choice,
+    from_dict,
+    override,
+    positive,
+    printable,
+    setting,
+    to_dict,
+)
 from bayeszip.variational.groups import GroupPrior, GroupSettings
 from bayeszip.variational.mixture import MixtureStart
 from bayeszip.variational.rate import Rate, RateSettings
@@ -72,7 +83,7 @@ _NO_CLOSING = Phase(name="values", epochs=0, noise=False, rate_theta=1e-3, sched
 class Recipe:
     """Everything that decides what `compress` does, but for the network, the data and the seed."""
 
-    name: str = setting("custom", "what to call it in results")
+    name: str = setting("custom", "what to call it in results", printable)
     batch_size: int = setting(128, "examples a step, for data that bayeszip loads itself", between(1, 2**31))
     accumulate: int = setting(
         1, "compute each batch in so many parts, one after the other, to save memory", between(1, 2**31)

@@ -17,13 +17,14 @@ from bayeszip.fitting import EpochStats, Figures, Judge, Metric
 from bayeszip.graph.cost import latency, multiply_adds
 from bayeszip.graph.indices import beside_parameters
 from bayeszip.graph.storable import parameter_count
+from bayeszip.modes import evaluating
 from bayeszip.quantize import round_norms, round_vectors
 from bayeszip.recipe import Coding, Recipe
 from bayeszip.summary import as_text, facts_table, rates_table, show_bytes, tensors_table
 from bayeszip.tensors import CompressedModel, Graph, QuantizedTensor
 from bayeszip.variational import Conversion
 
-__all__ = ["Fit", "Form", "Result", "coded", "coder_of", "left_out", "write_weights"]
+__all__ = ["Fit", "Form", "Result", "check_examples", "coded", "coder_of", "left_out", "write_weights"]
 
 #: Where nothing was measured.
 NOTHING = Figures()
@@ -390,6 +391,25 @@ def _unread(network: nn.Module, traced: Graph) -> Iterator[str]:
             yield from (left[each] for each in every)
         for each in every:
             left.pop(each, None)
+
+
+@torch.no_grad()
+def check_examples(network: nn.Module, examples: Sequence[Tensor]) -> None:
+    """Refuse inputs that are not the network's, which else would make it pass for one that can't be traced.
+
+    Raises:
+        ModelError: says what the network makes of them.
+    """
+    device = next((each.device for each in network.parameters()), torch.device("cpu"))
+    try:
+        with evaluating(network):
+            network(*(each.to(device) for each in examples))
+    except Exception as error:  # a network may raise anything
+        shapes = ", ".join(str(tuple(each.shape)) for each in examples)
+        raise ModelError(
+            f"{type(network).__name__} can't be run on example_inputs of shapes {shapes}: give it such as it takes, or "
+            f"none, for a file of tensors alone. {type(error).__name__}: {printable(str(error))}"
+        ) from error
 
 
 def _frozen(network: nn.Module) -> set[str]:

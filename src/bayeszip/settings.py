@@ -18,6 +18,7 @@ __all__ = [
     "from_dict",
     "override",
     "positive",
+    "printable",
     "setting",
     "to_dict",
 ]
@@ -38,6 +39,9 @@ def choice(*options: str) -> Rule:
 
 
 positive: Rule = ("greater than 0", lambda value: value > 0)
+
+#: For names: a recipe may come from anyone, and what it calls things is shown on a terminal.
+printable: Rule = ("a line of printable characters", str.isprintable)
 
 
 def setting(default: Any, doc: str, rule: Rule | None = None) -> Any:

@@ -15,20 +15,24 @@ __all__ = ["as_text", "curve_table", "description_dict", "facts_table", "rates_t
 
 
 def show_bytes(count: int) -> str:
+    """To the byte below a megabyte, to three digits above.
+
+    >>> show_bytes(4096), show_bytes(149_999), show_bytes(1_066_440), show_bytes(12_345_678), show_bytes(5_000_000_000)
+    ('4,096 B', '149,999 B', '1.07 MB', '12.3 MB', '5,000 MB')
     """
-    >>> show_bytes(987), show_bytes(4096), show_bytes(12_345_678)
-    ('987 B', '4,096 B', '12.3 MB')
-    """
-    return f"{count:,} B" if count < 100_000 else f"{count / 1e6:.1f} MB"
+    megabytes = count / 1e6
+    if megabytes < 1:
+        return f"{count:,} B"
+    return f"{megabytes:,.{2 if megabytes < 10 else 1 if megabytes < 100 else 0}f} MB"
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names and values in two columns."""
+    """Names and values in two columns; what in them could steer a terminal is written out."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(printable(name), printable(value))
     return table
 
 

@@ -24,6 +24,7 @@ import torch
 
 from bayeszip.errors import DataError, RecipeError, TargetError
 from bayeszip.fitting import Course, EpochStats, Figures, Metric, Phase, Steering
+from bayeszip.fitting.course import is_in_force
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim, unpruned
 from bayeszip.result import Result
@@ -32,6 +33,7 @@ from bayeszip.settings import as_number
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior
+from bayeszip.variational.terms import KINDS
 
 __all__ = [
     "ByteSteering",
@@ -53,7 +55,7 @@ Quantized = Mapping[str, QuantizedTensor]
 #: How many bytes a file with these weights has.
 Size = Callable[[Quantized], int]
 
-#: How often the strength is set anew in a phase, at most.
+#: The strength is set anew in every so many-th part of a phase, rounded down to epochs.
 DECISIONS = 16
 #: Share of the deviation that one decision corrects; the weights take a few decisions' time to follow.
 GAIN = 0.5
@@ -226,7 +228,8 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("20k"), parse_bytes("1.5 MB"), parse_bytes("2KiB"), parse_bytes("3,500")
     (20000, 1500000, 2048, 3500)
     """
-    found = re.fullmatch(r"([\d,]*\.?\d+) *(?:([kKmMgG])(i?))?[bB]?", text.strip())
+    # A comma parts thousands: "1,5k" could mean two things, of which one is ten times the other.
+    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d+|\d*\.\d+) *(?:([kKmMgG])(i?))?[bB]?", text.strip())
     if not found:
         raise RecipeError(f"{text!r} is not a number of bytes; write 20000, 20k, 1.5MB or 64KiB")
     power = " kmg".index(found[2].lower()) if found[2] else 0
@@ -234,12 +237,15 @@ def parse_bytes(text: str) -> int:
 
 
 def steered_phase(phases: Sequence[Phase]) -> Phase | None:
-    """The first with τ₁, during which the strength is set; None: there is nothing to steer by."""
-    return next((phase for phase in phases if phase.tau1 and phase.epochs), None)
+    """The first with a term that the strength is a factor of, which is set then; None: there is nothing to steer by."""
+    steered = [kind for kind in KINDS.values() if kind.steered]
+    return next(
+        (phase for phase in phases if phase.epochs and any(is_in_force(kind, [phase]) for kind in steered)), None
+    )
 
 
 class TargetSteering(Steering):
-    """Sets the strength during the first phase with τ₁, a few times. Abstract.
+    """Sets the strength during the first phase with τ₁, or another weight that can be steered, a few times. Abstract.
 
     Args:
         phases: those of the compression.
@@ -332,7 +338,11 @@ class ByteSteering(TargetSteering):
     @torch.no_grad()
     def _cut(self, course: Course, *, mixed: bool) -> None:
         quantized, posterior = self._quantized(course, mixed)
-        kept = largest_within(quantized, posterior, self._size, int(AIM * self._budget))
+        try:
+            kept = largest_within(quantized, posterior, self._size, int(AIM * self._budget))
+        except TargetError:
+            # What a file holds beside weights is counted as if no unit were dead: at the end the file itself will tell.
+            return
         for weight in course.weights:
             lost = (quantized[weight.name].symbols != 0) & (kept[weight.name].symbols == 0)
             weight.theta.masked_fill_(torch.from_numpy(lost).to(weight.theta.device), 0.0)
@@ -372,7 +382,7 @@ class QualitySteering(TargetSteering):
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         super().on_epoch(stats, course)
         spare = self._spare(stats, 0.0)
-        if stats.phase in self._after and course.phase.tau1 and spare != -math.inf:
+        if stats.phase in self._after and any(term.steered for term in course.terms) and spare != -math.inf:
             # What is dead stays so; the others can still be relieved.
             self.log_strength = max(self.log_strength + GAIN * min(max(spare, -1.0), 0.0), WEAKEST)
 

@@ -144,6 +144,22 @@ def test_where_bits_are_worth_nothing_weights_take_the_nearest_value():
         np.testing.assert_array_equal(tensor.symbols[live], distance.argmin(axis=-1)[live])
 
 
+def test_weights_stay_where_zeros_are_dear():
+    """Even those that are nearer to zero: beside a tensor that gains much by zeros, too."""
+    random = np.random.default_rng(0)
+    dense, book = np.ones((64, 64), dtype=np.int64), np.array([0.0, 1.0])
+    few = random.random(dense.shape) < 0.05
+    model = CompressedModel({
+        "dense": QuantizedTensor(dense, book),
+        "sparse": QuantizedTensor((random.random(dense.shape) < 0.5).astype(np.int64), book),
+    })  # fmt: skip
+    aims = {"dense": Aim(np.where(few, 0.45, 1.0), 1.0), "sparse": Aim(random.normal(0, 0.3, dense.shape), 1.0)}
+    chosen = codec.cheapest(model, aims, 1.0)
+    # The first few come before the coder knows that zeros are dear.
+    assert (chosen.tensors["dense"].symbols == 1).mean() > 0.995
+    assert chosen.tensors["sparse"].nonzero < 100
+
+
 def test_where_bits_are_worth_everything_nothing_is_left():
     model = lenet(4)
     assert codec.cheapest(model, noisy_aims(model), 1e6).nonzero == 0

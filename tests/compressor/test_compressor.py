@@ -722,3 +722,22 @@ def test_weights_that_others_read_are_found_by_the_example_inputs():
     compressor = Compressor(Mirrored(), SHORT, n_data=N, example_inputs=blobs(2)[0])
     assert isinstance(compressor.model.out, VariationalLinear)
     assert not isinstance(compressor.model.enc, VariationalLinear)
+
+
+def test_before_a_ramp_begins_the_regularizer_has_a_gradient_of_nothing():
+    """Whoever accumulates gradients takes its own by itself, once a step."""
+    compressor = Compressor(mlp(), RECIPE, n_data=N)
+    compressor.regularizer().backward()
+    weight = compressor.model[0].weight
+    assert weight.grad is None or not weight.grad.any()
+
+
+def test_inputs_that_the_network_does_not_take_are_refused_and_cost_nothing():
+    with pytest.raises(ModelError, match=r"can't be run on example_inputs of shapes \(2, 5\)"):
+        Compressor(mlp(), SHORT, n_data=64, example_inputs=torch.randn(2, 5))
+    compressor = Compressor(mlp(), SHORT, n_data=64)
+    for _ in range(compressor.total_steps):
+        compressor.step()
+    with pytest.raises(ModelError, match="can't be run on example_inputs"):
+        compressor.finalize(example_inputs=torch.randn(2, 5))
+    assert compressor.finalize(example_inputs=torch.randn(2, 12)).compressed.graph is not None

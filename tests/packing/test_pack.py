@@ -370,6 +370,27 @@ def test_the_sweep_is_shown_and_drawn(tmp_path, monkeypatch, capsys):
     assert points[0]["bytes"] > points[-1]["bytes"]
 
 
+@pytest.mark.parametrize(
+    ("plot", "status", "message"),
+    [
+        ("curve.pdf", 2, "a plot is written to .svg or .png, not 'curve.pdf'"),
+        ("gone/curve.svg", 1, "there is no folder"),
+        ("curve.svg", 1, "plots need matplotlib"),
+    ],
+)
+def test_a_plot_that_fails_is_refused_before_the_sweep(tmp_path, monkeypatch, capsys, plot, status, message):
+    monkeypatch.chdir(tmp_path)
+    save_file(network().state_dict(), "w.safetensors")
+    monkeypatch.setattr("bayeszip.packing.curve", lambda *_, **__: pytest.fail("the sweep was begun"))
+    if "matplotlib" in message:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", ["bayeszip", "pack", "w.safetensors", "--sweep", "--plot", plot])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == status
+    assert message in capsys.readouterr().err
+
+
 BY_NAME = """
 import torch
 from torch import nn
@@ -570,6 +591,25 @@ def test_a_vector_that_a_grid_would_harm_is_kept(name):
     packed = bayeszip.pack(state).compressed.tensors["a.bias"]
     assert torch.equal(to_torch(packed).nan_to_num(), KEPT[name].nan_to_num())
     assert to_torch(packed).dtype == KEPT[name].dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_of_16_bits_is_compared_as_it_rounds(dtype, tmp_path):
+    def made():
+        return nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)).to(dtype).eval()
+
+    bayeszip.pack(made(), example_inputs=torch.randn(4, 10).to(dtype)).save(tmp_path / "net.bayz")
+    own = bayeszip.load(tmp_path / "net.bayz", into=made())
+    assert bayeszip.verify(tmp_path / "net.bayz", against=own) < 0.01
+    with pytest.raises(ModelError, match="computes something else"):
+        bayeszip.verify(tmp_path / "net.bayz", against=made())
+
+
+def test_inputs_that_the_network_does_not_take_are_refused():
+    with pytest.raises(
+        ModelError, match=r"Sequential can't be run on example_inputs of shapes \(2, 5\): .*2x5 and 10x3"
+    ):
+        bayeszip.pack(nn.Sequential(nn.Linear(10, 3)), example_inputs=torch.randn(2, 5))
 
 
 def test_one_number_is_no_calibration():

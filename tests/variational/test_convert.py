@@ -160,3 +160,19 @@ def test_a_variational_network_can_be_copied():
     twin.fc1.weight_log_sigma2.data.zero_()
     assert (network.fc1.weight_log_sigma2 == -10).all()
     assert twin(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
+
+
+def test_what_is_said_of_tables_is_no_matter_of_other_layers():
+    """An attribute of a layer of one's own may have the name of a table's."""
+
+    class Scaled(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.sparse, self.max_norm = 0.5, 1.0
+
+        def forward(self, inputs):
+            return self.sparse * super().forward(inputs)
+
+    network = nn.Sequential(nn.Embedding(20, 8, sparse=True), Scaled(8, 3))
+    assert len(to_variational(network, log_sigma2=-10).converted) == 2
+    assert (network[0].sparse, network[1].sparse) == (False, 0.5)

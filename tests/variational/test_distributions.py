@@ -116,3 +116,11 @@ def test_gamma_density_survives_float32_and_peaks_at_the_papers_mode():
     torch.testing.assert_close(values.double(), exact, atol=1e-2, rtol=0)
     assert values.argmax() == 1
     assert math.exp(-0.5 * mode) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_weights_of_16_bits_have_the_signal_they_have(dtype):
+    theta = torch.tensor([1e-4, 2e-4, 1e-2], dtype=dtype)
+    found = log_alpha(theta, torch.full((3,), -25.0))
+    torch.testing.assert_close(found, log_alpha(theta.float(), torch.full((3,), -25.0)))
+    assert (found < PRUNING_LOG_ALPHA).all()

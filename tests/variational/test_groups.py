@@ -333,3 +333,24 @@ def test_units_die_and_the_loaded_network_is_smaller(tmp_path):
     assert with_it.accuracy >= without.accuracy - 0.06
     parts = [stats.parts for stats in with_it.fit.history if stats.phase in ("vd", "vd+sws")]
     assert all(part["groups"] > 0 for part in parts)
+
+
+def test_a_layer_with_a_forward_of_its_own_makes_what_its_kind_makes():
+    """A transposed convolution reads by its rows and makes by its columns, however it is sampled."""
+
+    class Own(nn.ConvTranspose2d):
+        def forward(self, inputs):
+            return super().forward(inputs)
+
+    found = []
+    for kind in (nn.ConvTranspose2d, Own):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), kind(4, 1, 3))
+        traced = graph.trace(network.eval(), torch.randn(2, 1, 8, 8))
+        units = graph.coupled_units(CompressedModel(graph.from_state(network, graph=traced), traced))
+        to_variational(network, log_sigma2=-8.0)
+        with torch.no_grad():
+            network[0].weight_log_sigma2.fill_(12.0)
+            network[0].bias_log_sigma2.fill_(12.0)
+        found.append(GroupPrior(network, units).divergence(tuple(variational_weights(network))).item())
+    assert found == pytest.approx([0, 0], abs=1e-4)  # all that makes the four channels is noise

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from bayeszip.variational.sampling import (
     VARIANCE_FLOOR,
@@ -251,3 +252,16 @@ def test_it_can_be_recorded(name, low):
     assert not torch.equal(*by_log_sigma2)
     # That of θ does not depend on the noise.
     torch.testing.assert_close(*by_theta)
+
+
+def test_noise_that_could_not_be_drawn_again_is_refused():
+    """Checkpoints restore torch's own sources alone, so that others would go on on the way back."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(inputs):
+        return inputs * standard_normal_like(inputs, generator)
+
+    inputs = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    loss = checkpoint(noisy, inputs, use_reentrant=False).sum()
+    with pytest.raises(RuntimeError, match=r"gradient checkpointing.*switch that off"):
+        loss.backward()

@@ -70,7 +70,7 @@ def distance(pricing: Pricing, place: int, rank: int) -> float:
 
 @compiled
 def candidate(pricing: Pricing, place: int, before: int, index: int) -> int:
-    """The rank of a value that the cell may take, one nearer than zero; 0: none. `before` is what it was."""
+    """The rank of a value that the cell may take, nearer than zero or what it was; 0: none. `before` is what it was."""
     rank = pricing.nearest[place]
     if index == 1:
         rank -= 1
@@ -81,4 +81,5 @@ def candidate(pricing: Pricing, place: int, before: int, index: int) -> int:
     if not 1 <= rank < len(pricing.values):
         return 0
     value, mean = pricing.values[rank], pricing.means[place]
-    return rank if abs(mean - value) < abs(mean) else 0
+    # Where zeros are dear a cell had better stay, however near to zero its mean.
+    return rank if index == 3 or abs(mean - value) < abs(mean) else 0

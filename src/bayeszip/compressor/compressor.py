@@ -76,7 +76,7 @@ from bayeszip.modes import evaluating
 from bayeszip.posterior import Posterior
 from bayeszip.recipe import Recipe
 from bayeszip.recipe import recipe as named_recipe
-from bayeszip.result import Fit, Form, Result
+from bayeszip.result import Fit, Form, Result, check_examples
 from bayeszip.settings import to_dict
 from bayeszip.snapping import curvatures_if_any, moments_if_any
 from bayeszip.targets import Target
@@ -171,7 +171,7 @@ class Compressor:
         self._began = time.perf_counter()
         _check_tensors(self.model)
         settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
-        examples = None if example_inputs is None else examples_from(self.model, example_inputs)
+        examples = self._example_inputs(None)
         self._tutor = known_teacher(teacher, self.model, phases, examples)
         #: Whether anything was learnt from it.
         self._is_taught = False
@@ -288,7 +288,8 @@ class Compressor:
         for term in self.terms:
             # The model may have been moved since.
             term.to(device)
-        total = torch.zeros((), device=device)
+        # Where a ramp begins nothing weighs anything yet; a loop takes its gradient all the same.
+        total = torch.zeros((), device=device, requires_grad=True)
         for part in self._course.regularizer(self._dials).values():
             total = total + part
         return total
@@ -299,11 +300,11 @@ class Compressor:
         Call it once before each step of the optimizer, when gradients are reduced and unscaled.
         """
         total = self.regularizer()
-        if not total.requires_grad:
-            return
         trained = [part for weight in self._weights for part in (weight.theta, weight.log_sigma2)]
         trained += [parameter for term in self.terms for parameter in term.parameters()]
         trained = [parameter for parameter in trained if parameter.requires_grad]
+        if not trained:
+            return
         # Not `backward`: a data-parallel wrapper would take these for the gradients of another batch.
         for parameter, gradient in zip(trained, torch.autograd.grad(total, trained, allow_unused=True), strict=True):
             if gradient is not None:
@@ -388,8 +389,13 @@ class Compressor:
         return self._beside
 
     def _example_inputs(self, given: Any) -> tuple[Tensor, ...] | None:
+        """Those that were given now, or when it was made."""
         given = self._examples if given is None else given
-        return None if given is None else examples_from(self.model, given)
+        if given is None:
+            return None
+        examples = examples_from(self.model, given)
+        check_examples(self.model, examples)
+        return examples
 
     def _check_finite(self) -> None:
         culprit = weights_not_finite(self.model) or terms_not_finite(self.terms)

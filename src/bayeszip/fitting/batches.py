@@ -54,6 +54,9 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 #: Whatever can be iterated for batches, once for each pass.
 Loader = Iterable[Any]
 
+#: Modules whose iterators give what they have once: of generators, of what wraps others, and of torch's loaders.
+_SPENT = ("builtins", "itertools", "torch.utils.data.dataloader")
+
 #: Under which of these names a batch that is given by name has its targets.
 TARGETS = ("labels", "label", "targets", "target", "y")
 
@@ -98,12 +101,20 @@ def tensors_of(part: Inputs) -> tuple[Tensor, ...]:
     return tuple(part.values()) if isinstance(part, dict) else part
 
 
-def checked_loader(loader: Any, name: str) -> None:
+def checked_loader(loader: Any, name: str, *, once: bool = False) -> None:
     """Refuse a data set in place of a loader of its batches.
 
+    Args:
+        once: whether it will do to go through it once.
+
     Raises:
-        DataError: it is one, or can't be iterated at all.
+        DataError: it is one, or can't be iterated at all, or not again.
     """
+    if not once and isinstance(loader, Iterator) and type(loader).__module__ in _SPENT:
+        raise DataError(
+            f"{name} is a {type(loader).__name__}, which gives its batches once; give a list, a DataLoader, or an "
+            "object whose __iter__ begins anew"
+        )
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise DataError(
             f"{name} is a Dataset ({type(loader).__name__}), which gives examples, not batches; wrap it: "

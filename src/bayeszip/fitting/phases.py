@@ -6,7 +6,7 @@ from typing import Any
 
 from bayeszip.errors import RecipeError
 from bayeszip.schedules import SCHEDULES
-from bayeszip.settings import at_least, between, check, choice, from_dict, setting
+from bayeszip.settings import at_least, between, check, choice, from_dict, printable, setting
 from bayeszip.variational.divergence import DivergenceSettings
 from bayeszip.variational.mixture import MixtureSettings
 from bayeszip.variational.terms import Term, known_kind
@@ -18,7 +18,7 @@ __all__ = ["Phase"]
 class _Training:
     """What a phase says of the training itself. Defaults are the paper's (table 3)."""
 
-    name: str = setting("phase", "what to call it in progress, results and overrides")
+    name: str = setting("phase", "what to call it in progress, results and overrides", printable)
     epochs: int = setting(1, "passes over the training set", at_least(0))
     optimizer: str = setting(
         "adam", "what takes the steps: adam, or sgd with Nesterov's momentum of 0.9", choice("adam", "sgd")

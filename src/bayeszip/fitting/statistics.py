@@ -77,7 +77,7 @@ def undisturbed(loader: Loader) -> Iterator[Loader]:
     the training is not to be given away.
     """
     if isinstance(loader, ResidentBatches):
-        size = min(loader.batch_size, loader.n_examples)
+        size = max(1, min(loader.batch_size, loader.n_examples))
         loader = ResidentBatches(
             loader.inputs, loader.targets, size, shuffle=True, augment=loader.augment, drop_last=True
         )

@@ -16,7 +16,7 @@ from bayeszip.packing.knobs import Knob, Quantizer, Trial, at_error, within_byte
 from bayeszip.packing.pushing import Pushing
 from bayeszip.packing.steps import LiveSteps, Steps, by_clusters, one_step, own_steps, within_bounds
 from bayeszip.recipe import Coding
-from bayeszip.result import Form, Result, coded, coder_of, left_out, write_weights
+from bayeszip.result import Form, Result, check_examples, coded, coder_of, left_out, write_weights
 from bayeszip.tensors import CompressedModel, QuantizedTensor
 from bayeszip.variational import check_materialized
 from bayeszip.variational.kinds import is_norm
@@ -96,7 +96,7 @@ def _batches_of(calibration: Loader | Tensor) -> Loader:
     if isinstance(calibration, Tensor):
         in_rows(Batch(calibration, calibration))
         return calibration.split(BATCH)
-    checked_loader(calibration, "calibration")
+    checked_loader(calibration, "calibration", once=True)
     return calibration
 
 
@@ -150,6 +150,8 @@ class _Target:
         self._rounds_norms = _leaves_norms_to_knobs(coding)
         self._coder, self._options = coder_of(self._coding)
         self._form = None if network is None else Form(network, inputs, self._coding)
+        if network is not None and inputs is not None and self._form is not None and not self._form.has_graph:
+            check_examples(network, inputs)
 
     @property
     def knows_dependent(self) -> bool:

@@ -46,6 +46,8 @@ def log_alpha(theta: Tensor, log_sigma2: Tensor) -> Tensor:
         theta: θ, the posterior means.
         log_sigma2: log σ², the log of the posterior variances.
     """
+    if theta.dtype.itemsize == 2:
+        theta = theta.float()  # else the squares of small weights are 0, and these are noise whatever σ² is
     return (log_sigma2 - torch.log(theta.square() + THETA2_FLOOR)).clamp(-LOG_ALPHA_BOUND, LOG_ALPHA_BOUND)
 
 

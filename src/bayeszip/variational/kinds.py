@@ -13,7 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 from bayeszip.variational import layers
-from bayeszip.variational.layers import VariationalLayer
+from bayeszip.variational.layers import TABLES, VariationalLayer
 from bayeszip.variational.sampled import sampled_class
 
 __all__ = ["LOCAL", "form_of", "is_norm", "is_read_elsewhere", "roles_of"]
@@ -60,6 +60,8 @@ def roles_of(layer: nn.Module) -> tuple[str, ...]:
     """
     if is_norm(layer) or isinstance(layer, torch.jit.ScriptModule) or _is_computed(layer):
         return ()
+    if isinstance(layer, TABLES) and layer.max_norm is not None:
+        return ()  # its rows are rescaled whenever they are read
     held = {name: each for name, each in layer._parameters.items() if each is not None}
     if _parent_in_table(type(layer)) is not None:
         return tuple(name for name in ("weight", "bias") if name in held) if "weight" in held else ()
@@ -77,7 +79,7 @@ def form_of(layer: nn.Module, *, called: bool) -> type[VariationalLayer]:
     kind = type(layer)
     parent = _parent_in_table(kind)
     if parent is None or not called or kind in _READ_BY_PARENT or not _computes_the_same(kind, parent):
-        return sampled_class(kind, roles_of(layer))
+        return sampled_class(kind, roles_of(layer), parent is not None and LOCAL[_key(parent)].makes_columns)
     return _local_class(kind, LOCAL[_key(parent)])
 
 

@@ -26,6 +26,7 @@ from bayeszip.variational.sampling import (
     VARIANCE_FLOOR,
     Convolution,
     MatrixProduct,
+    check_way_there,
     is_transformed,
     on_triton,
     sample_around,
@@ -34,6 +35,7 @@ from bayeszip.variational.sampling import (
 )
 
 __all__ = [
+    "TABLES",
     "Live",
     "VariationalConv1d",
     "VariationalConv2d",
@@ -49,6 +51,10 @@ __all__ = [
     "is_kept",
     "variational_weights",
 ]
+
+
+#: Layers that pick rows.
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 class VariationalWeight(NamedTuple):
@@ -105,6 +111,9 @@ class VariationalLayer(nn.Module):
         """
         self.noise = True
         self.live = None
+        if isinstance(self, TABLES):
+            # By its prior each row has a gradient; and afterwards, by the shared values.
+            vars(self).update(sparse=False)
         self.strengths = {role: strength for role, strength in strengths.items() if strength != 1}
         for role in self.roles:
             theta = self._parameters.get(role)
@@ -364,6 +373,7 @@ def _sample_by_patches(layer: VariationalLayer, input: Tensor, log_sigma2: Tenso
     too_small = min(shape.output(*input.shape[2:])) < 1  # torch has the words for it
     if too_small or not gpu_layers.pays(input, len(layer.weight), shape):
         return None
+    check_way_there(layer.generator)
     theta = layer.weight.view(*layer.weight.shape[:2], *shape.kernel)
     biases = (layer.bias, layer.bias_log_sigma2)
     return gpu_layers.sample_by_patches(

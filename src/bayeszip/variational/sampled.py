@@ -83,12 +83,17 @@ class SampledRecurrent(SampledLayer):
 _MADE: dict[tuple[type, tuple[str, ...]], Any] = {}
 
 
-def sampled_class(kind: type[nn.Module], roles: tuple[str, ...]) -> type[SampledLayer]:
-    """`kind` with these of its parameters sampled."""
+def sampled_class(kind: type[nn.Module], roles: tuple[str, ...], makes_columns: bool = False) -> type[SampledLayer]:
+    """`kind` with these of its parameters sampled.
+
+    Args:
+        makes_columns: as `VariationalLayer.makes_columns`; always the same for a kind.
+    """
     base = SampledRecurrent if issubclass(kind, nn.RNNBase) else SampledLayer
     if (kind, roles) not in _MADE:
         members: dict[str, Any] = {role: _reader(role) for role in roles}
-        _MADE[kind, roles] = type(f"Variational{kind.__name__}", (base, kind), {**members, "roles": roles})
+        members |= {"roles": roles, "makes_columns": makes_columns}
+        _MADE[kind, roles] = type(f"Variational{kind.__name__}", (base, kind), members)
     made: type[SampledLayer] = _MADE[kind, roles]
     return made
 

@@ -27,6 +27,7 @@ __all__ = [
     "VARIANCE_FLOOR",
     "Convolution",
     "MatrixProduct",
+    "check_way_there",
     "is_transformed",
     "on_triton",
     "sample_around",
@@ -186,12 +187,26 @@ def standard_normal_like(
     On a CPU torch draws from a serial Mersenne twister, three times slower than the kernel that it only seeds here.
     """
     dtype = tensor.dtype if dtype is None else dtype
+    check_way_there(generator)
     if tensor.device.type != "cpu" or dtype != torch.float32 or is_transformed():
         return torch.empty_like(tensor, dtype=dtype).normal_(generator=generator)
     size = tensor.numel()
     values = torch.empty(-(-size // 4) * 4)
     fill_normal(values.numpy(), np.uint64(torch.randint(2**63 - 1, ()).item()))
     return values[:size].view(tensor.shape)
+
+
+def check_way_there(generator: torch.Generator | None) -> None:
+    """Refuse to draw noise on the way back, from a source of which nobody keeps where it stood on the way there.
+
+    Raises:
+        RuntimeError: layers are computed again.
+    """
+    if generator is not None and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "the network computes its layers again on the way back (gradient checkpointing), where they would draw "
+            "other noise than before: switch that off while it is compressed"
+        )
 
 
 def is_transformed() -> bool:
