@@ -38,7 +38,7 @@ ONLY = {
     "models": {"errors"},
     "data": {"errors", "files"},
     "variational": {"errors", "modes", "readers", "settings", "schedules"},
-    "codec": {"errors", "limits", "operators", "tensors"},
+    "codec": {"errors", "files", "limits", "operators", "tensors"},
     "graph": {"errors", "limits", "operators", "tensors"},
 }
 #: Training never sees bytes.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bayeszip.errors import OutputError
-from bayeszip.files import Lock, check_writable, create_folder, remove_temporaries, write_atomically
+from bayeszip.errors import DataError, OutputError
+from bayeszip.files import Lock, check_writable, create_folder, opened, read_file, remove_temporaries, write_atomically
 
 OLD, NEW = b"the old content", b"the new content, a little longer"
 
@@ -54,6 +54,17 @@ def test_content_arrives(tmp_path, data):
     assert folder_of(path) == {"net.bayz": data}
     write_atomically(str(path), memoryview(data[::-1]))
     assert folder_of(path) == {"net.bayz": data[::-1]}
+
+
+def test_what_can_not_be_read_is_named(tmp_path):
+    path = tmp_path / "net.bayz"
+    for bad, reason in ((path, "No such file"), (tmp_path, "Is a directory"), ("/dev/zero", "it is a device")):
+        with pytest.raises(DataError, match=f"can't read .*{reason}"):
+            read_file(bad)
+    path.write_bytes(NEW)
+    assert read_file(path) == NEW
+    with pytest.raises(DataError, match="larger than the memory"), opened(path):
+        raise MemoryError
 
 
 def test_parts_of_a_write_are_joined(target, monkeypatch):

@@ -1,4 +1,4 @@
-"""Files that are either written whole or not at all, in folders that one process holds at a time.
+"""Files that are either written whole or not at all, in folders that one process holds at a time; and read.
 
 The bytes go to a temporary file beside the target, which takes the target's name only when they are safely on the
 disk. Whatever happens before that moment, an interrupt included, leaves the old file as it was.
@@ -6,10 +6,12 @@ disk. Whatever happens before that moment, an interrupt included, leaves the old
 
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from bayeszip.errors import DataError, OutputError
@@ -19,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Lock", "check_writable", "create_folder", "read_file", "remove_temporaries", "write_atomically"]
+__all__ = ["Lock", "check_writable", "create_folder", "opened", "read_file", "remove_temporaries", "write_atomically"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -71,10 +73,27 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     Raises:
         DataError: it is missing or can't be read.
     """
+    with opened(path) as file:
+        return file.readall()
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
+    """A file, or a pipe, to be read piece by piece.
+
+    Raises:
+        DataError: it is missing, can't be read, has no end, or doesn't fit into memory.
+    """
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # /dev/zero never ends
+                raise DataError(f"can't read {_shown(path)}: it is a device; name a file")
+            yield file
     except OSError as error:
         raise DataError(f"can't read {_shown(path)}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise DataError(f"can't read {_shown(path)}: it is larger than the memory of this machine") from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -35,6 +35,7 @@ class Limits:
         loaded: bytes that the tensors of a module take, in the type they are loaded in.
         values: elements of an activation, for one sample.
         operations: multiplications that a run on one sample takes, where a network is run to check it.
+        file: bytes of the file itself.
     """
 
     elements: int = _limit(2**30, "weights")
@@ -47,6 +48,7 @@ class Limits:
     loaded: int = _limit(2**32, "bytes of a loaded network")
     values: int = _limit(2**28, "elements in an activation")
     operations: int = _limit(2**40, "multiplications a sample")
+    file: int = _limit(2**32, "bytes to be read")
 
     @classmethod
     def none(cls) -> "Limits":

@@ -11,11 +11,11 @@ from torch import nn
 from bayeszip import codec, graph
 from bayeszip.devices import resolve_device
 from bayeszip.errors import FormatError, ModelError, OutputUsageError, RecipeError
-from bayeszip.files import read_file, write_atomically
+from bayeszip.files import write_atomically
 from bayeszip.graph.proof import random_inputs
 from bayeszip.tensors import CompressedModel
 
-__all__ = ["export", "load", "read_model", "verify"]
+__all__ = ["export", "load", "network_in", "read_model", "verify"]
 
 
 def load(
@@ -41,8 +41,21 @@ def load(
         FormatError: the file is damaged or not a `.bayz` file.
         ModelError: it holds tensors only, so `into` is needed; or `into` does not fit.
     """
+    budget = codec.Budget.of(limits)
+    return network_in(read_model(path, budget), path, into=into, dtype=dtype, map_location=map_location, limits=budget)
+
+
+def network_in(
+    model: CompressedModel,
+    path: str | os.PathLike[str],
+    *,
+    into: nn.Module | None = None,
+    dtype: str | torch.dtype | None = None,
+    map_location: str | torch.device = "cpu",
+    limits: codec.Limits | codec.Budget | None = None,
+) -> nn.Module:
+    """The network of a model that was read from `path`; the rest as `load` takes it."""
     floating, budget = _floating(dtype), codec.Budget.of(limits)
-    model = read_model(path, budget)
     if into is not None:
         network = graph.load_into(model, into, limits=budget)
     elif model.graph is not None:
@@ -56,7 +69,8 @@ def load(
 
 def read_model(path: str | os.PathLike[str], limits: codec.Limits | codec.Budget | None = None) -> CompressedModel:
     """Decode a file."""
-    return codec.decode(read_file(path), limits)
+    budget = codec.Budget.of(limits)
+    return codec.decode(codec.read(path, budget), budget)
 
 
 def verify(
@@ -71,7 +85,8 @@ def verify(
     Returns:
         The largest difference from `against`, relative to its largest output.
     """
-    blob, budget = read_file(path), codec.Budget.of(limits)
+    budget = codec.Budget.of(limits)
+    blob = codec.read(path, budget)
     model, description = codec.inspect(blob, budget)
     if codec.encode(model, description.coder, **description.options) != blob:
         raise FormatError("the file decodes, but encodes to other bytes: it was not written by bayeszip")
@@ -84,7 +99,10 @@ def verify(
     network = graph.plain_copy(against)
     traced = graph.trace(network, random_inputs(model, torch.Generator().manual_seed(0)))
     own = CompressedModel(graph.from_state(network, {}, traced), traced)
-    found = graph.difference(own, model, limits=codec.Budget.of(limits))
+    short = [each.dtype for each in network.parameters() if each.is_floating_point() and each.dtype.itemsize == 2]
+    # What was rounded to 16 bits can't be what the file holds, bit for bit.
+    precision = max(short, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    found = graph.difference(own, model, limits=codec.Budget.of(limits), precision=precision)
     if found:
         raise ModelError(
             f"{path} computes something else than {type(network).__name__}: {found}. A file holds quantized weights: "

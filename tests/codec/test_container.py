@@ -1,11 +1,14 @@
 """Whole files: there and back, and nothing but what was written."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 from codec_models import compressed_models, lenet
 from hypothesis import given, settings
 
-from bayeszip.codec import CODERS, Limits, container, decode, describe, encode, inspect, measure
+from bayeszip.codec import CODERS, Limits, container, decode, describe, encode, inspect, measure, read
 from bayeszip.codec.checksum import crc32c
 from bayeszip.codec.syntax import (
     ChecksumMismatch,
@@ -114,7 +117,53 @@ def test_limits_hold_before_anything_is_allocated(coder):
         decode(blob, Limits(elements=899))
     with pytest.raises(LimitExceeded, match="908 bytes"):
         decode(blob, Limits(memory=907))
-    decode(blob, Limits(elements=900, memory=908))
+    with pytest.raises(LimitExceeded, match="raise `file`"):
+        decode(blob, Limits(file=len(blob) - 1))
+    decode(blob, Limits(elements=900, memory=908, file=len(blob)))
+
+
+def test_of_a_file_no_more_is_read_than_is_sensible(tmp_path):
+    path, blob = tmp_path / "net.bayz", encode(lenet())
+    path.write_bytes(blob)
+    assert read(path) == blob
+    with pytest.raises(LimitExceeded, match="raise `file`"):
+        read(path, Limits(file=len(blob) - 1))
+    for begins, error in ((blob, LimitExceeded), (b"", NotBayesZip), (b"BAYX", NotBayesZip)):
+        path.write_bytes(begins)
+        os.truncate(path, 400 * 10**9)  # takes no place
+        with pytest.raises(error):
+            read(path)
+    path.write_bytes(b"BAY")
+    assert read(path) == b"BAY"
+    path.write_bytes(b"")
+    with pytest.raises(NotBayesZip):
+        read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_pipe_is_read_in_any_pieces(tmp_path):
+    path, blob = tmp_path / "pipe", encode(lenet())
+    os.mkfifo(path)
+
+    def read_what(*pieces, limits=None):
+        def write():
+            with open(path, "wb", buffering=0) as file:
+                for piece in pieces:
+                    file.write(piece)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            return read(path, limits)
+        finally:
+            writer.join()
+
+    assert read_what(blob[:1], blob[1:6], blob[6:]) == blob
+    for pieces in ((b"",), (b"no file",)):
+        with pytest.raises(NotBayesZip):
+            read_what(*pieces)
+    with pytest.raises(LimitExceeded, match="raise `file`"):
+        read_what(blob, limits=Limits(file=len(blob) - 1))
 
 
 @ALL_CODERS

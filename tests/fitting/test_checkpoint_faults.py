@@ -1,7 +1,7 @@
 """A save in which any system call fails, or that is killed at any of them, never loses the newest whole checkpoint."""
 
+import builtins
 import errno
-import io
 import os
 import signal
 import warnings
@@ -14,10 +14,10 @@ import torch
 from bayeszip.errors import OutputError
 from bayeszip.fitting.checkpoint import Checkpoints, read_checkpoint
 
-#: Every function through which a save reaches the system; `open` of `io` reads back.
+#: Every function through which a save reaches the system; the `open` that is built in reads back.
 CALLS = {
     os: ("open", "write", "fsync", "close", "chmod", "replace", "unlink", "stat", "lstat", "access", "listdir"),
-    io: ("open",),
+    builtins: ("open",),
 }
 
 
@@ -81,7 +81,17 @@ def temporaries(folder: Path) -> list[Path]:
 
 def test_the_calls_are_the_ones_expected(tmp_path):
     names = calls_of_a_save(tmp_path)
-    order = ["os.open", "os.write", "os.fsync", "os.close", "os.replace", "os.open", "os.fsync", "os.close", "io.open"]
+    order = [
+        "os.open",
+        "os.write",
+        "os.fsync",
+        "os.close",
+        "os.replace",
+        "os.open",
+        "os.fsync",
+        "os.close",
+        "builtins.open",
+    ]
     assert [name for name in names if name in {*order, "os.unlink"}] == [*order, "os.unlink"]
 
 

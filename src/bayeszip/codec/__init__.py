@@ -1,7 +1,7 @@
 """CompressedModel ↔ bytes: exact integers, numpy and numba only, no torch."""
 
 from bayeszip.codec.choosing import cheapest, prices
-from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure
+from bayeszip.codec.container import CODERS, DEFAULT_CODER, decode, describe, encode, inspect, measure, read
 from bayeszip.codec.parts import Description, TensorDescription
 from bayeszip.codec.paths import cheapest_path
 from bayeszip.limits import Budget, Limits
@@ -21,4 +21,5 @@ __all__ = [
     "inspect",
     "measure",
     "prices",
+    "read",
 ]

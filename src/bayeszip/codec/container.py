@@ -6,6 +6,8 @@
 The header is packed where that makes it shorter.
 """
 
+import os
+import stat
 from typing import Protocol
 
 from bayeszip.codec.checksum import crc32c
@@ -26,10 +28,11 @@ from bayeszip.codec.syntax import (
     UnsupportedVersion,
 )
 from bayeszip.errors import FormatError, ModelError
+from bayeszip.files import opened
 from bayeszip.limits import Budget, LimitExceeded, Limits
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
 
-__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSIONS", "decode", "describe", "encode", "inspect", "measure"]
+__all__ = ["CODERS", "DEFAULT_CODER", "MAGIC", "VERSIONS", "decode", "describe", "encode", "inspect", "measure", "read"]
 
 MAGIC = b"BAYZ"
 #: a file has the lowest version that can say what it says
@@ -115,6 +118,32 @@ def measure(
 ) -> int:
     """The bytes that `encode` would return, without the proof that they decode: for showing sizes while training."""
     return len(_write(model, _coder(coder, options), coder, packed))
+
+
+def read(path: str | os.PathLike[str], limits: Limits | Budget | None = None) -> bytes:
+    """A file's bytes, for `decode`. What another kind of file begins with is all that is read of it.
+
+    A pipe is read like a file, but without knowing before how many bytes will come.
+
+    Raises:
+        FormatError: it doesn't begin as a `.bayz` file does, or has more bytes than `limits` allow.
+        DataError: it is missing or can't be read.
+    """
+    budget = Budget.of(limits)
+    with opened(path) as file:
+        blob = file.read(len(MAGIC))
+        _check_magic(blob)
+        found = os.fstat(file.fileno())
+        if stat.S_ISREG(found.st_mode):
+            budget.check("file", found.st_size)
+            file.seek(0)
+            return file.readall()
+        held = bytearray(blob)
+        while piece := file.read(_PIECE):
+            held += piece
+            _check_magic(held)
+            budget.check("file", len(held))
+        return bytes(held)
 
 
 def decode(blob: bytes, limits: Limits | Budget | None = None) -> CompressedModel:
@@ -209,6 +238,7 @@ def _write(model: CompressedModel, coder: Coder, name: str, packed: int | None) 
 
 
 def _read(blob: bytes, budget: Budget) -> tuple[CompressedModel, Outline, list[Part]]:
+    budget.check("file", len(blob))
     coder_class = _checked_coder(blob)
     end = len(blob) - _CHECKSUM_BYTES
     source = Reader(blob, len(MAGIC) + 1, end, budget)
@@ -245,10 +275,15 @@ def _kind(blob: bytes) -> tuple[int, bool, int]:
     return version, packed, number - _PACKED * packed
 
 
+def _check_magic(blob: bytes | bytearray) -> None:
+    """Refuse what begins otherwise, as far as it goes."""
+    if not blob or not blob.startswith(MAGIC[: len(blob)]):
+        raise NotBayesZip("the file doesn't begin with 'BAYZ': it is not a .bayz file")
+
+
 def _checked_coder(blob: bytes) -> type[Coder]:
     """The file's coder, if the file begins and ends as it must."""
-    if not blob.startswith(MAGIC[: len(blob)]) or not blob:
-        raise NotBayesZip("the file doesn't begin with 'BAYZ': it is not a .bayz file")
+    _check_magic(blob)
     if len(blob) < _SHORTEST:
         raise Truncated(f"the file has {len(blob)} bytes, fewer than any .bayz file")
     end = len(blob) - _CHECKSUM_BYTES
