@@ -107,6 +107,31 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path):
     assert (tmp_path / "part.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
+@pytest.mark.parametrize("other", [network(), nn.Linear(3, 2)])
+def test_a_run_that_begins_removes_what_speaks_of_the_run_before(tmp_path, other):
+    path, record = tmp_path / "s.json", tmp_path / "result.json"
+    train(SnapshotRecorder(path), network(), MixturePrior(5), VD)
+    old = path.read_bytes()
+    record.write_text("{}")
+    again = SnapshotRecorder(path, outdated=[record])
+    assert (path.read_bytes(), record.exists()) == (old, True)
+    again.on_phase(course(other, VD))
+    assert not record.exists()
+    assert not path.exists() or path.read_bytes() != old
+
+
+def test_a_run_that_goes_on_removes_nothing(tmp_path):
+    path, record = tmp_path / "s.json", tmp_path / "result.json"
+    first = SnapshotRecorder(path)
+    train(first, network(), MixturePrior(5), VD)
+    record.write_text("{}")
+    resumed = SnapshotRecorder(path, outdated=[record])
+    resumed.load_state_dict(first.state_dict())
+    resumed.on_phase(course(network(), SWS))
+    assert record.exists()
+    assert [moment.phase for moment in read_snapshots(path).moments] == ["vd", "vd", "vd+sws"]
+
+
 def test_networks_without_gaussian_weights_leave_nothing(tmp_path):
     recorder = SnapshotRecorder(tmp_path / "s.json")
     train(recorder, nn.Linear(3, 2), MixturePrior(5), Phase(name="l2", epochs=2, noise=False))

@@ -357,11 +357,13 @@ def test_losses_and_metrics_on_the_command_line(toys, loss):
     again = run("evaluate", "net.bayz", "--data", "toys:loaders", "--loss", loss, "--metric", "toys:far", "--json")
     assert json.loads(again.stdout)["loss"] == pytest.approx(figures["loss"], rel=1e-4)
     words = run("evaluate", "net.bayz", "--data", "toys:loaders", "--loss", loss, "--metric", "toys:far")
-    assert words.stdout.startswith(f"loss {figures['loss']:.4g}, far ")
+    assert words.stdout.startswith(f"validation loss {figures['loss']:.4g}, far ")
     alone = json.loads(run("evaluate", "net.bayz", "--data", "toys:loaders", "--metric", "toys:far", "--json").stdout)
     assert "loss" not in alone, "nobody asked for one"
     assert alone["far"] == pytest.approx(json.loads(again.stdout)["far"])
-    assert run("evaluate", "net.bayz", "--data", "toys:loaders", "--metric", "toys:far").stdout.startswith("far ")
+    assert run("evaluate", "net.bayz", "--data", "toys:loaders", "--metric", "toys:far").stdout.startswith(
+        "validation far "
+    )
 
 
 @pytest.mark.parametrize(

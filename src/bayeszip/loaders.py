@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bayeszip import data
-from bayeszip.errors import DataError, DataUsageError, ModelError, ModelUsageError, RecipeError
+from bayeszip.errors import DataError, DataUsageError, FormatError, ModelError, ModelUsageError, RecipeError
 from bayeszip.fitting import Likelihood, Metric, ResidentBatches
 from bayeszip.fitting.batches import Loader
 from bayeszip.fitting.likelihood import LOSSES
@@ -23,6 +24,7 @@ from bayeszip.models import BUILT_IN, build, made_by, named
 __all__ = [
     "Loaders",
     "Reported",
+    "check_batch_size",
     "load_data",
     "load_teacher",
     "load_test",
@@ -41,7 +43,7 @@ TAKEN = frozenset((
     "validation_accuracy_trained", "validation_accuracy_snapped", "validation_accuracy", "validation_loss_before",
     "validation_loss", "metric", "validation_metric_before", "validation_metric", "seconds", "seed", "target",
     "strength", "rate", "augment", "device", "versions", "recipe", "warnings", "history", "others", "file",
-    "hold_out", "teacher",
+    "hold_out", "teacher", "measured", "model", "data",
 ))  # fmt: skip
 
 
@@ -80,6 +82,16 @@ def load_data(spec: str, *, batch_size: int, seed: int, device: torch.device, ho
         ResidentBatches(train.images, train.labels, batch_size, shuffle=True, seed=seed),
         _in_order(validation.to(device)) if hold_out else None,
     )
+
+
+def check_batch_size(spec: str, changed: Iterable[str]) -> None:
+    """Refuse a batch size among the settings that are changed, FIELD=… each, where a factory gives the batches.
+
+    Raises:
+        RecipeError: it would be recorded, and change nothing.
+    """
+    if any(each.partition("=")[0].strip() == "batch_size" for each in changed) and not _is_built_in(spec):
+        raise RecipeError(f"the batches are those that {spec} gives: choose their size there, and drop batch_size")
 
 
 class Reported(NamedTuple):
@@ -187,7 +199,10 @@ def load_teacher(spec: str) -> nn.Module:
         FormatError: the file can't be decoded.
     """
     if spec.endswith(".bayz"):
-        return load(spec)
+        try:
+            return load(spec)
+        except FormatError as error:
+            raise FormatError(f"the teacher {spec}: {error}") from error
     name, given, weights = spec.partition("=")
     network = build(name)
     if given:

@@ -7,6 +7,7 @@ A run's folder holds `result.json` (figures, recipe and history), `snapshots.jso
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 from collections.abc import Container
@@ -23,26 +24,34 @@ from bayeszip.files import create_folder, write_atomically
 from bayeszip.fitting import Judge, evaluate
 from bayeszip.fitting.batches import Loader
 from bayeszip.result import Fit, Result
+from bayeszip.snapshots import SNAPSHOTS
 
-__all__ = ["file_figures", "run_record", "size_figures", "write_record"]
+__all__ = ["RECORD", "file_figures", "for_json", "run_record", "size_figures", "write_record"]
 
-#: The files of a record, in the order in which they are removed.
+#: The files of a record, in the order in which they are removed: without the first there is none.
 RECORD = ("result.json", "report.txt", "net.bayz")
 
+#: Significant digits of a figure of an epoch.
+DIGITS = 5
 
-def file_figures(network: nn.Module, sizes: dict[str, Any], test: Loader, judge: Judge | None = None) -> dict[str, Any]:
+
+def file_figures(
+    network: nn.Module, sizes: dict[str, Any], test: Loader, judge: Judge | None = None, measured: str | None = None
+) -> dict[str, Any]:
     """The figures of a decoded file: accuracy of its network on `test`, and its size against the original's.
 
     Args:
         sizes: as `size_figures` gives them.
         judge: measures loss and metric too, if it has them, and an accuracy only where there are classes.
+        measured: what `test` is, if the figures are to tell: `test`, or `validation`.
     """
+    told = {} if measured is None else {"measured": measured}
     if judge is None:
-        return {"accuracy": evaluate(network, test, cast=True), **sizes}
+        return {"accuracy": evaluate(network, test, cast=True), **sizes, **told}
     found = judge(network, test, cast=True)
     metric = {judge.metric.name: found.metric} if judge.metric is not None else {}
     loss = {"loss": found.loss} if judge.likelihood is not None else {}
-    return {"accuracy": found.accuracy, **loss, **metric, **sizes}
+    return {"accuracy": found.accuracy, **loss, **metric, **sizes, **told}
 
 
 def size_figures(description: Description, beside: Container[str]) -> dict[str, Any]:
@@ -111,6 +120,8 @@ def write_record(
     figures: dict[str, Any],
     *others: dict[str, Any],
     hold_out: bool = True,
+    model: str | None = None,
+    data: str | None = None,
 ) -> None:
     """`result.json`, `report.txt` and `net.bayz` in `folder`, which is created if need be.
 
@@ -119,19 +130,22 @@ def write_record(
     Args:
         others: the figures of the result's others; each has its record in a folder `rate=…` below, and a line here.
         hold_out: as `--hold-out` says; only where nothing was to be held out does the record tell.
+        model, data: as the command line was given them, if it was.
 
     Raises:
         OutputError: the folder or a file can't be written.
     """
-    record, target = run_record(result, figures), create_folder(folder)
+    record, target = {**run_record(result, figures), "model": model, "data": data}, create_folder(folder)
     if not hold_out:
         record["hold_out"] = False
     for other, own in zip(result.others, others, strict=True):
-        write_record(target / f"rate={other.rate:g}", other, own, hold_out=hold_out)
+        write_record(target / f"rate={other.rate:g}", other, own, hold_out=hold_out, model=model, data=data)
         record.setdefault("others", []).append({"rate": other.rate, **own})
     write_atomically(target / "net.bayz", result.blob)
     write_atomically(target / "report.txt", result.report().encode())
     _remove_others(target, {f"rate={other.rate:g}" for other in result.others})
+    if not record["history"]:  # then those that are there are of a run before
+        (target / SNAPSHOTS).unlink(missing_ok=True)
     # Last: where it is, the others are too.
     write_atomically(target / "result.json", (_one_line_an_epoch(record) + "\n").encode())
 
@@ -150,11 +164,21 @@ def _remove_others(folder: Path, kept: set[str]) -> None:
 def _rounded(figures: Any) -> Any:
     if isinstance(figures, dict):
         return {name: _rounded(value) for name, value in figures.items()}
-    return round(figures, 5) if isinstance(figures, float) else figures
+    return float(f"{figures:.{DIGITS}g}") if isinstance(figures, float) else figures
+
+
+def for_json(held: Any) -> Any:
+    """The same as JSON can hold it, which knows no NaN and nothing infinite: they become null."""
+    if isinstance(held, dict):
+        return {name: for_json(value) for name, value in held.items()}
+    if isinstance(held, list | tuple):
+        return [for_json(value) for value in held]
+    return None if isinstance(held, float) and not math.isfinite(held) else held
 
 
 def _one_line_an_epoch(record: dict[str, Any]) -> str:
     """JSON that a person can read and a diff can show."""
+    record = for_json(record)
     history = record.pop("history")
     text = json.dumps(record, indent=1, ensure_ascii=False)
     lines = ",\n".join(f"  {json.dumps(stats)}" for stats in history)

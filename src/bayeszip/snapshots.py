@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,19 +123,27 @@ class SnapshotRecorder(Watcher):
 
     Args:
         path: the file; written whole after each moment.
+        outdated: files that speak of a run before in the same place; a run that begins removes them, and the snapshots
+            of that one. One that is resumed does not.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], outdated: Iterable[str | os.PathLike[str]] = ()) -> None:
         self._path = Path(path)
         self._taken = Snapshots()
+        #: What is still to be removed; the snapshots last.
+        self._outdated = (*map(Path, outdated), self._path)
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self._taken)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._taken = _snapshots(state)
+        self._taken, self._outdated = _snapshots(state), ()
 
     def on_phase(self, course: Course) -> None:
+        # Not earlier: what is refused before its training leaves the folder as it was.
+        outdated, self._outdated = self._outdated, ()
+        for path in outdated:
+            path.unlink(missing_ok=True)
         self._take(0, course)
 
     def on_epoch(self, stats: EpochStats, course: Course) -> None:

@@ -56,6 +56,9 @@ def drawn_splits():
 def other_images():
     data, _ = loaders()
     return data, data, [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))]
+
+def undefined(outputs, targets):
+    return outputs.sum() * float("nan")
 """
 
 
@@ -115,7 +118,9 @@ def run(folder, monkeypatch, capsys):
 
 
 def compress_arguments(output, *more, model="nets:tiny"):
-    quick = ["--recipe", "quick", "--set", "epochs_scale=0.05", "--set", "batch_size=32", "--set", "all.tau1=0.1"]
+    quick = ["--recipe", "quick", "--set", "epochs_scale=0.05", "--set", "all.tau1=0.1"]
+    # Batches of a factory have the size that it gives them.
+    quick += [] if "--data" in more else ["--set", "batch_size=32"]
     return ["compress", model, "--data", "idx:images", "--pretrain", *quick, "-o", output, *more]
 
 
@@ -133,6 +138,7 @@ def test_compress_writes_what_evaluate_measures_in_a_new_process(folder, compres
     # A file doesn't know how its training went.
     assert figures == {name: value for name, value in compressed.items() if name != "warnings"}
     assert figures["accuracy"] > 0.9
+    assert figures["measured"] == "test"
     assert figures["bytes"] == (folder / "net.bayz").stat().st_size
     assert figures["params"] == 64 * 12 + 12 + 12 * 2 + 2
     assert figures["ratio"] == pytest.approx(4 * figures["params"] / figures["bytes"])
@@ -143,6 +149,13 @@ def test_evaluate_in_words(run, folder, compressed):
     done = run("evaluate", "net.bayz", "--data", "idx:images")
     assert f"accuracy {100 * compressed['accuracy']:.2f} %" in done.stdout
     assert f"{compressed['bytes']:,} bytes" in done.stdout
+
+
+def test_figures_that_are_no_numbers_are_null_in_json(run, compressed):
+    done = run("evaluate", "net.bayz", "--data", "idx:images", "--loss", "nets:undefined", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "NaN" not in done.stdout
+    assert json.loads(done.stdout)["loss"] is None
 
 
 class TwoOutputs(nn.Module):
@@ -230,9 +243,7 @@ def test_records_of_other_rates_do_not_outlive_their_training(run, folder):
 
 
 def test_own_loaders_and_the_report_in_words(run, folder):
-    arguments = compress_arguments("own.bayz")
-    arguments[arguments.index("idx:images")] = "nets:loaders"
-    done = run(*arguments)
+    done = run(*compress_arguments("own.bayz", "--data", "nets:loaders"))
     assert done.returncode == 0, done.stderr
     assert "the whole file" in done.stdout
     assert "validation accuracy" in done.stdout.splitlines()[-1]
@@ -247,6 +258,12 @@ def test_a_factory_that_splits_at_random_is_called_once(run, folder):
     assert (folder / "calls").read_text().split() == ["called"]
     record = json.loads((folder / "drawn" / "result.json").read_text())
     assert record["accuracy"] == record["validation_accuracy"]
+    assert record["measured"] == json.loads(done.stdout)["measured"] == "validation"
+    assert (record["model"], record["data"]) == ("nets:tiny", "nets:drawn_splits")
+    assert json.loads(run("evaluate", "drawn.bayz", "--data", "nets:loaders", "--json").stdout)["measured"] == (
+        "validation"
+    )
+    assert run("evaluate", "drawn.bayz", "--data", "nets:loaders").stdout.startswith("validation accuracy")
 
 
 def test_a_training_is_not_lost_when_the_test_data_fail(run, folder):
@@ -261,6 +278,24 @@ def test_a_training_is_not_lost_when_the_test_data_fail(run, folder):
     assert record["bytes"] == (folder / "kept.bayz").stat().st_size
     assert record["history"]
     assert "accuracy" not in record
+
+
+def test_ctrl_c_while_it_is_judged_says_what_is_written(run, folder, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bayeszip.record.file_figures", interrupted)
+    done = run(*compress_arguments("judged.bayz"))
+    assert done.returncode == 130
+    assert "judged.bayz is written; what follows happened" in done.stderr
+    assert done.stderr.endswith("bayeszip: interrupted\n")
+    assert bayeszip.load(folder / "judged.bayz") is not None
+
+
+def test_the_file_may_lie_in_the_folder_of_the_run(run, folder):
+    done = run(*compress_arguments("new/7/net.bayz", "--run", "new/7"))
+    assert done.returncode == 0, done.stderr
+    assert {"net.bayz", "result.json"} <= {path.name for path in (folder / "new" / "7").iterdir()}
 
 
 def test_weights_come_from_safetensors(run, folder):
@@ -301,7 +336,12 @@ def test_weights_come_from_safetensors(run, folder):
         (compress_arguments("x.bayz", "--set", "vd.tau1=much"), 2, "vd.tau1 must be of type float"),
         (["compress", "nets:tiny", "--recipe", "slow", "-o", "x.bayz"], 2, "no recipe 'slow'; known: quick"),
         (compress_arguments("gone/x.bayz"), 1, "gone"),
-        (compress_arguments("images"), 1, "images"),
+        (compress_arguments("images"), 2, "a compressed network is written to .bayz, not 'images'"),
+        (compress_arguments("x.bin"), 2, "a compressed network is written to .bayz, not 'x.bin'"),
+        (compress_arguments("x.bayz", "--data", "nets:loaders", "--set", "batch_size=7"), 2, "that nets:loaders gives"),
+        (compress_arguments("x.bayz", "--teacher", "cut.bayz"), 1, "the teacher cut.bayz: the checksum doesn't fit"),
+        (["pack", "w.safetensors", "-o", "x.txt"], 2, "a packed network is written to .bayz, not 'x.txt'"),
+        (["report", "net.bayz", "-o", "x.pdf"], 2, "a report is written to .html, not 'x.pdf'"),
         (compress_arguments("x.bayz", "--weights", "w.pt"), 2, "safetensors files only"),
         (compress_arguments("x.bayz", "--weights", "gone.safetensors"), 1, "can't read gone.safetensors"),
         (["compress", "nets:tiny", "--data", "nets:not_loaders", "-o", "x.bayz"], 1, "must return (train, validation)"),
@@ -366,7 +406,7 @@ def test_ctrl_c_in_the_middle_stops_cleanly(folder, tmp_path):
         _, errors = process.communicate(timeout=60)
     # A shell shows 130 for both: Python ends by the signal itself where it came amid code that was made as text.
     assert process.returncode in (130, -signal.SIGINT)
-    assert "interrupted; nothing was written" in errors
+    assert "bayeszip: interrupted\n" in errors
     assert "Traceback" not in errors
     assert output.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [output]
@@ -506,6 +546,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(run, folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["-o", "x.bin"], "a compressed network is written to .bayz, not 'x.bin'"),
         (["--max-bytes", "much"], "'much' is not a number of bytes"),
         (["--max-bytes", "1k", "--min-ratio", "2"], "not max_bytes and min_ratio"),
         (["--max-bytes", "1k", "--rates", "2"], "a target decides how small"),
@@ -531,6 +572,24 @@ def test_a_dry_run_finds_the_typos_that_a_run_would(run, options, message):
     assert not done.stdout
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--run", "dry"),
+        ("--run", "dry", "--resume", "--force"),
+        ("--checkpoint-every", "5m"),
+        ("--keep", "3"),
+        ("--log", "tensorboard"),
+    ],
+)
+def test_a_dry_run_takes_nothing_that_it_would_ignore(run, folder, options):
+    done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", *options)
+    assert done.returncode == 2
+    names = ", ".join(option for option in options if option.startswith("--"))
+    assert f"--dry-run trains nothing and writes nothing: leave out {names}" in done.stderr
+    assert not (folder / "dry").exists()
+
+
 def test_a_dry_run_says_what_can_not_be_reached(run):
     done = run("compress", "nets:tiny", "--data", "idx:images", "--dry-run", "--recipe", "quick", "--max-bytes", 10)
     assert done.returncode == 1
@@ -551,6 +610,70 @@ def test_patterns_reach_the_record(run, folder):
     assert run(*compress_arguments("chosen.bayz", "--run", "chosen", *patterns)).returncode == 0
     layers = json.loads((folder / "chosen" / "result.json").read_text())["recipe"]["layers"]
     assert layers == {"include": ["*.weight"], "exclude": ["3"], "strengths": [{"pattern": "1", "factor": 2.0}]}
+
+
+def named_file(folder, name, tensor="w"):
+    path = os.path.join(os.fsencode(folder), name)
+    with open(path, "wb") as file:
+        file.write(encode(CompressedModel({tensor: QuantizedTensor(np.eye(3, dtype=np.uint8), [0, 1])})))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tensor", "shown"),
+    [("cp1252", "вес", r"\u0432\u0435\u0441"), ("utf-8:strict", "вес", "вес"), ("ascii", "w", "w")],
+)
+def test_what_standard_output_can_not_show_is_written_out(tmp_path, encoding, tensor, shown):
+    path = named_file(tmp_path, b"bad\xff.bayz", tensor)
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words in (["info", path], ["info", path, "--json"], ["verify", path], ["info", path + b".gone"]):
+        done = subprocess.run([sys.executable, "-m", "bayeszip", *words], capture_output=True, env=environment)
+        assert b"Traceback" not in done.stderr
+        assert done.returncode == (1 if words[1] != path else 0), done.stderr
+        if words == ["info", path]:
+            assert shown in done.stdout.decode(encoding.partition(":")[0])
+            assert rb"bad\udcff.bayz" in done.stdout
+
+
+def test_the_name_of_a_file_can_not_steer_the_terminal(run, tmp_path):
+    path = os.fsdecode(named_file(tmp_path, b"e\x1b[31m.bayz"))
+    (tmp_path / "no\x1b[31m.bayz").write_text("no file")
+    page, tensors = tmp_path / "r\x1b[31m.html", tmp_path / "t\x1b[31m.safetensors"
+    for words in (
+        ("info", path),
+        ("verify", path),
+        ("report", path, "-o", page),
+        ("export", path, tensors),
+        ("pack", tensors, "-o", path),
+    ):
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert r"\x1b[31m." in done.stdout
+    done = run("info", tmp_path / "no\x1b[31m.bayz")
+    assert "\x1b" not in done.stderr
+    assert r"no\x1b[31m.bayz: the file doesn't begin with" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
+def test_what_has_no_end_is_refused_at_once(run, compressed):
+    for words in (("info",), ("verify",), ("evaluate",), ("report",)):
+        done = run(*words, "/dev/zero")
+        assert done.returncode == 1
+        assert "can't read /dev/zero: it is a device; name a file" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/stdin").exists(), reason="no /dev/stdin")
+def test_a_file_may_come_through_a_pipe(tmp_path):
+    with open(named_file(tmp_path, b"net.bayz"), "rb") as file:
+        blob = file.read()
+    words = [sys.executable, "-m", "bayeszip", "info", "/dev/stdin"]
+    done = subprocess.run(words, input=blob, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(blob)} bytes".encode() in done.stdout
+    done = subprocess.run(words, input=b"no file", capture_output=True)
+    assert done.returncode == 1
+    assert b"/dev/stdin: the file doesn't begin with" in done.stderr
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bayeszip.experiments.runs import parse_seeds
-from bayeszip.experiments.tables import STUDENT_T, Grid, front, mean_of, paper_table, with_interval
+from bayeszip.errors import RecipeError
+from bayeszip.experiments.pages import checkout
+from bayeszip.experiments.plan import EXPERIMENTS
+from bayeszip.experiments.records import read
+from bayeszip.experiments.runs import parse_seeds, picked
+from bayeszip.experiments.tables import STUDENT_T, TABLES, Grid, front, mean_of, paper_table, with_interval
 
 
 def test_an_interval_holds_the_mean_in_95_of_100_cases():
@@ -49,6 +53,28 @@ def test_the_snap_and_the_closing_phase_are_told_apart():
     assert grid.rows[0][1:5] == ("10, 12", "99.00 ± 0.00", "–", "–")
 
 
+def sealed(record):
+    return {name: value for name, value in record.items() if name not in ("accuracy", "accuracy_before")}
+
+
+def without_validation(record):
+    return {name: None if name.startswith("validation_") else value for name, value in record.items()}
+
+
+@pytest.mark.parametrize("change", [sealed, without_validation])
+@pytest.mark.parametrize("experiment", TABLES)
+def test_every_table_has_rows_for_runs_that_were_not_measured(experiment, change):
+    records = list(read(checkout() / "results" / experiment).values())
+    whole = TABLES[experiment](records)
+    grids = TABLES[experiment]([change(record) for record in records])
+    assert [len(grid.head) for grid in grids] == [len(grid.head) for grid in whole]
+    assert all(len(grid.rows) >= len(other.rows) > 0 for grid, other in zip(grids, whole, strict=True))
+    column = "test accuracy, %" if change is sealed else "validation, %"
+    for grid in grids:
+        if column in grid.head:
+            assert {row[grid.head.index(column)].strip("*") for row in grid.rows} == {"–"}
+
+
 def test_a_front_is_what_no_other_beats_on_validation():
     points = [(10, 0.90), (20, 0.95), (15, 0.89), (30, 0.95), (40, 0.97)]
     records = [{"bytes": size, "validation_accuracy": accuracy} for size, accuracy in points]
@@ -64,6 +90,20 @@ def test_where_nothing_was_held_out_nothing_is_beaten():
 
 def test_a_grid_as_markdown():
     assert Grid(("a", "b"), (("1", "2"),), "T").markdown() == ["### T", "", "| a | b |", "|---|---|", "| 1 | 2 |", ""]
+
+
+def test_runs_are_picked_by_parts_of_their_names():
+    runs = EXPERIMENTS["table"].runs
+    every = runs()
+    for only in ("lenet-5-vd-10", "lenet-5-vd-10,", " lenet-5-vd-10 ,,"):
+        assert [run.name for run in runs(only=only)] == ["lenet-5-vd-10"]
+    assert len(runs(only="lenet-5-vd-10, lenet-5-vd-11")) == 2
+    assert runs(only="") == every
+    assert len(every) > 2
+    for only, culprit in (("lenet-5-vd-10,lenet-6", "'lenet-6'"), (",", "','"), (" ", "' '")):
+        with pytest.raises(RecipeError, match=culprit):
+            runs(only=only)
+    assert picked([("a", ["a-10", "a-rate=2-10"]), ("b", ["b-10"])], "rate=2", "run") == ["a"]
 
 
 def test_seeds_are_a_range_or_a_number():

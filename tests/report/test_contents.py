@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from bayeszip import CompressedModel, QuantizedTensor, codec, pack
+from bayeszip import CompressedModel, QuantizedTensor, codec, models, pack
 from bayeszip.errors import BayeszipError, DataError
+from bayeszip.limits import LimitExceeded
 from bayeszip.report import gather, page
 from bayeszip.report.contents import Point
-from bayeszip.report.quoted import quoted_for
+from bayeszip.report.quoted import is_quoted_on, quoted_data, quoted_for
 from bayeszip.snapshots import BINS
 
 
@@ -22,6 +23,11 @@ def test_figures_add_up(finished):
     assert contents.values.zeros + sum(contents.values.counts) == model.parameters == contents.kept
     assert sum(contents.values.counts) == model.nonzero == contents.nonzero
     assert contents.ratio == 4 * contents.description.original_parameters / len(finished.file.read_bytes())
+
+
+def test_a_file_is_held_to_what_a_caller_allows(finished):
+    with pytest.raises(LimitExceeded, match="file"):
+        gather(finished.file, limits=codec.Limits(file=10))
 
 
 def test_layers_know_what_they_were(finished):
@@ -135,6 +141,84 @@ def test_the_run_of_another_file_is_refused(finished, copied, tmp_path):
 def test_a_run_without_snapshots_still_makes_a_report(copied):
     (copied / "snapshots.json").unlink()
     assert gather(copied / "net.bayz", copied).run.snapshots.moments == ()
+
+
+def changed(folder, **figures):
+    """The contents when the record of the run in `folder` says so."""
+    held = json.loads((folder / "result.json").read_text()) | figures
+    (folder / "result.json").write_text(json.dumps(held))
+    return gather(folder / "net.bayz", folder)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"bytes": 0},
+        {"others": [{"rate": 2.0, "bytes": 0, "accuracy": 0.5}]},
+        {"others": [{"rate": 2.0, "bytes": -5, "accuracy": 0.5}]},
+        {"measured": "training"},
+    ],
+)
+def test_figures_that_can_not_be_are_refused(copied, figures):
+    with pytest.raises(DataError, match="not the record of a run"):
+        changed(copied, **figures)
+
+
+def test_an_epoch_without_bytes_is_refused(copied):
+    held = json.loads((copied / "result.json").read_text())
+    held["history"][-1]["bytes"] = -3
+    with pytest.raises(DataError, match="-3 bytes"):
+        changed(copied, **held)
+
+
+def test_validation_data_do_not_pass_for_the_test_set(copied):
+    others = [{"rate": 2.0, "bytes": 90, "accuracy": 0.75, "measured": "validation"}]
+    contents = changed(copied, measured="validation", others=others)
+    assert {point.measured for point in contents.points()} == {"validation"}
+    assert sum(point.kind == "file" for point in contents.points()) == 1
+    text = page(contents)
+    assert "of the validation data right" in text
+    assert "test set right" not in text
+    assert "Test accuracy" not in text
+    text = page(changed(copied, measured="test"))
+    assert "of the test set right" in text
+    assert "Test accuracy" in text
+
+
+#: What a record says of the data, and whether the figures of the literature stand beside the run's.
+DATA = [
+    ({}, True),
+    ({"data": "mnist"}, True),
+    ({"data": "idx:fash"}, False),
+    ({"data": "mnist:loaders"}, False),
+    ({"data": "cifar10"}, False),
+    ({"data": None}, False),
+]
+
+
+@pytest.mark.parametrize(("said", "compared"), DATA)
+def test_others_figures_are_shown_for_their_own_data_alone(copied, tmp_path, said, compared):
+    zeros = {"fc1": (4, 784), "fc2": (3, 4), "fc3": (10, 3)}
+    tensors = {f"{name}.weight": QuantizedTensor(np.zeros(shape, int), np.zeros(1)) for name, shape in zeros.items()}
+    blob = codec.encode(CompressedModel(tensors, None, 266_610))
+    (copied / "net.bayz").write_bytes(blob)
+    held = json.loads((copied / "result.json").read_text())
+    (copied / "result.json").write_text(json.dumps({name: held[name] for name in held.keys() - {"model", "data"}}))
+    contents = changed(copied, bytes=len(blob), **said)
+    assert any(point.kind == "quoted" for point in contents.points()) is compared
+    assert ("what others report on MNIST" in page(contents)) is compared
+
+
+def test_every_network_that_is_quoted_has_its_data():
+    assert {name: quoted_data(name) for name in ("lenet-5", "vgg-16", None)} == {
+        "lenet-5": "mnist",
+        "vgg-16": "cifar10",
+        None: None,
+    }
+    assert all(quoted_data(network) for network in models.BUILT_IN)
+    assert is_quoted_on("vgg-16", "cifar10:downloads")
+    assert not is_quoted_on("vgg-16", "mnist")
+    assert not is_quoted_on(None, None)
 
 
 def test_other_files_of_the_training_are_points_of_the_curve(copied):

@@ -12,6 +12,7 @@ import pytest
 from bayeszip import CompressedModel, QuantizedTensor, RawTensor, codec
 from bayeszip.report import gather, page
 from bayeszip.report.page import MOST_SEGMENTS
+from bayeszip.report.plots import write_plots
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "v1").glob("*.bayz"))
@@ -102,6 +103,21 @@ def test_before_during_and_after_are_there_with_the_mixture(finished):
     assert len(captions) == len(finished.contents.run.snapshots.moments) + 1 >= 5
     with_mixture = [moment for moment in finished.contents.run.snapshots.moments if moment.mixture]
     assert text.count('class="rim"') == len(with_mixture) >= 2
+
+
+@pytest.mark.parametrize("loss", [0.0, 6.6e-07])
+def test_a_loss_that_is_small_or_nothing_makes_a_page(finished, tmp_path, loss):
+    folder = shutil.copytree(finished.folder, tmp_path / "run")
+    held = json.loads((folder / "result.json").read_text())
+    for stats in held["history"]:
+        stats["parts"] = {"data": loss}
+    (folder / "result.json").write_text(json.dumps(held))
+    contents = gather(folder / "net.bayz", folder)
+    text = page(contents)
+    checked(text)
+    assert ("Parts of the loss" in text) == (loss > 0)
+    assert ('<td class="n">6.6e-07</td>' in text) == (loss > 0)
+    assert write_plots(contents, tmp_path / "plots")
 
 
 def widths_of_bars(text):

@@ -473,7 +473,9 @@ def folder(tmp_path_factory):
 
 def arguments(output, trials, *more, scale="0.03", model="nets:tiny"):
     data = [model, "--data", "idx:images", "--pretrain", "--device", "cpu"]
-    settings = ["--set", f"epochs_scale={scale}", "--set", "batch_size=64"]
+    settings = ["--set", f"epochs_scale={scale}"]
+    # Batches of a factory have the size that it gives them.
+    settings += [] if "--data" in more else ["--set", "batch_size=64"]
     vary = ["--vary", "all.tau1=0.01:1:log", "--vary", "mixture.components=5,9"]
     return ["sweep", *data, *settings, *vary, "--trials", str(trials), "-o", str(output), *more]
 
@@ -492,9 +494,9 @@ def started(folder, *words):
 
 @pytest.fixture
 def run(folder, monkeypatch, capsys):
-    def run(*words):
+    def run(*words, columns="200"):
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setattr(sys, "argv", ["bayeszip", *words])
         with pytest.raises(SystemExit) as left:
             main()
@@ -571,6 +573,7 @@ def _trials(storage):
         (["--data", "idx:gone", "--jobs", "2"], 1, "gone"),
         (["--data", "mnsit"], 2, "mnsit"),
         (["--weights", "gone.safetensors"], 1, "gone.safetensors"),
+        (["--data", "nets:gone", "--vary", "batch_size=7,64"], 2, "the batches are those that nets:gone gives"),
     ],
 )
 def test_a_mistake_gets_a_line_and_no_traceback(run, tmp_path, more, status, message):
@@ -657,6 +660,27 @@ def test_a_network_without_classes_is_refused_before_the_first_trial(folder, run
     assert status == 1
     assert "outputs are (2, 1) and targets (2, 1), which are no classes" in " ".join(errors.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_says_that_what_is_complete_stays(folder, run, tmp_path, monkeypatch):
+    real, begun = worker._compress, []
+
+    def interrupted(*arguments):
+        begun.append(1)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(worker, "_compress", interrupted)
+    status, _, errors = run(*arguments(tmp_path / "out", 3))
+    assert status == 130
+    assert errors.endswith("bayeszip: stopped; trials that are complete stay, and the same command goes on\n")
+
+
+def test_through_a_pipe_no_column_is_cut(run, tmp_path):
+    status, output, errors = run(*arguments(tmp_path / "out", 1), columns="40")
+    assert status == 0, errors
+    assert output.splitlines()[0].split() == ["trial", "bytes", "validation", "error", "all.tau1", "mixture.components"]
 
 
 def test_a_sweep_of_failed_trials_alone_is_a_failure(folder, run, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ as a small file to read.
 """
 
 import importlib
+import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,10 @@ COMMANDS = (
 
 def main() -> None:
     """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What its encoding lacks is written out: no training ends over a letter of its report.
+            stream.reconfigure(errors="backslashreplace")
     asked = sys.argv[1:2]
     if asked == ["info"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):
         sys.exit(importlib.import_module("bayeszip.cli.contents").show(file=Path(sys.argv[2])))

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bayeszip import __version__
 from bayeszip.cli.guard import guarded
+from bayeszip.errors import OutputUsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "DataOption",
@@ -25,7 +29,9 @@ __all__ = [
     "SettingsOption",
     "WeightsOption",
     "app",
+    "check_ending",
     "command",
+    "table_console",
 ]
 
 app = typer.Typer(
@@ -127,6 +133,24 @@ def command(function: Command) -> Command:
     """Make a command of `function`: what goes wrong in it becomes a line on standard error and an exit status."""
     app.command(cls=_Command)(guarded(function))
     return function
+
+
+def check_ending(path: Path, what: str, *endings: str) -> None:
+    """Refuse to write `what` to a file of another ending: to be asked before any work.
+
+    Raises:
+        OutputUsageError: names the endings.
+    """
+    if path.suffix not in endings:
+        raise OutputUsageError(f"{what} is written to {' or '.join(endings)}, not {str(path)!r}")
+
+
+def table_console() -> "Console":
+    """Standard output, for tables: where it is no terminal, no column is cut."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=240)
 
 
 @app.callback(cls=_Group, invoke_without_command=True)

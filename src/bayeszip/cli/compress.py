@@ -22,16 +22,16 @@ from bayeszip.cli.base import (
     SeedOption,
     SettingsOption,
     WeightsOption,
+    check_ending,
     command,
 )
-from bayeszip.errors import RecipeError, TargetError
+from bayeszip.errors import RecipeError, TargetError, printable
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from bayeszip.fitting import Judge, Watcher
-    from bayeszip.fitting.batches import Loader
     from bayeszip.fitting.keeper import Checkpointing
     from bayeszip.loaders import Loaders, Reported
     from bayeszip.progress import Watchers
@@ -55,7 +55,7 @@ class Log(enum.StrEnum):
 def compress(
     model: ModelArgument,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)
+        Path | None, typer.Option("-o", "--output", help="Where to write the .bayz file.", show_default=False)
     ] = None,
     data: DataOption = "mnist",
     recipe: RecipeOption = "vd+sws",
@@ -235,10 +235,9 @@ def compress(
     from bayeszip.devices import resolve_device
     from bayeszip.fitting.launch import leave
     from bayeszip.loaders import load_data, load_test, named_loss
-    from bayeszip.recipe import recipe as named_recipe
 
-    chosen = named_recipe(recipe).override(*(settings or ())).selecting(include, exclude, _strengths(strength))
-    _check_run(run, log, resume=resume, force=force, checkpointed=bool(checkpoint_every or keep))
+    chosen = _recipe(recipe, settings or (), data).selecting(include, exclude, _strengths(strength))
+    _check_run(run, log, resume=resume, force=force, every=checkpoint_every, keep=keep, dry_run=dry_run)
     further = _rates(rates)
     goal = _goal(
         max_bytes,
@@ -253,8 +252,7 @@ def compress(
     _check_options(chosen, goal, way, hold_out, pretrain)
     checkpoints = _checkpointing(run, checkpoint_every, keep, force)
     target, judged_by = resolve_device(device), named_loss(loss or "cross-entropy")
-    if not dry_run:
-        _check_places(output, run, further)
+    _check_places(output, run, further, dry_run)
     network = _network(model, seed, weights)
     loaders = load_data(data, batch_size=chosen.batch_size, seed=seed, device=target, hold_out=hold_out)
     if output is None or dry_run:
@@ -263,7 +261,8 @@ def compress(
         return
     # Now, so that what is wrong with it is known before the training, of which it is no part.
     reported = load_test(data, device=target, beside=loaders)
-    with _missed_is_kept(output, run, reported, hold_out), _watched(chosen, pretrain, further, run, log) as watcher:
+    asked = {"hold_out": hold_out, "model": model, "data": data}
+    with _missed_is_kept(output, run, reported, asked), _watched(chosen, pretrain, goal, further, run, log) as watcher:
         result = compressing.compress(
             network,
             loaders.train,
@@ -279,8 +278,17 @@ def compress(
             **goal,
             **way,
         )
-    _deliver(result, reported, output, run, hold_out, as_json)
+    _deliver(result, reported, output, run, asked, as_json)
     leave()
+
+
+def _recipe(name: str, settings: Sequence[str], data: str) -> "Recipe":
+    from bayeszip.loaders import check_batch_size
+    from bayeszip.recipe import recipe
+
+    chosen = recipe(name).override(*settings)
+    check_batch_size(data, settings)
+    return chosen
 
 
 def _network(model: str, seed: int, weights: Path | None) -> "nn.Module":
@@ -378,11 +386,23 @@ def _checkpointing(run: Path | None, every: str | None, keep: int | None, force:
     return None if run is None else Checkpointing(run / "checkpoints", every or "5m", keep or 2, force)
 
 
-def _check_run(run: Path | None, log: Log | None, *, resume: bool, force: bool, checkpointed: bool) -> None:
-    """Refuse what needs the folder of a run where there is none."""
+def _check_run(
+    run: Path | None,
+    log: Log | None,
+    *,
+    resume: bool,
+    force: bool,
+    every: str | None,
+    keep: int | None,
+    dry_run: bool,
+) -> None:
+    """Refuse what needs the folder of a run where there is none, or none is filled."""
+    given = {"--run": run, "--resume": resume, "--checkpoint-every": every, "--keep": keep, "--force": force}
+    if dry_run and (unused := [name for name, value in (given | {"--log": log}).items() if value]):
+        raise RecipeError(f"--dry-run trains nothing and writes nothing: leave out {', '.join(unused)}")
     if log is not None and run is None:
         raise RecipeError(f"--log {log} writes into the folder of a run; name one with --run")
-    if run is None and (resume or force or checkpointed):
+    if run is None and any(given.values()):
         raise RecipeError("checkpoints lie in the folder of a run; name it with --run")
     if force and not resume:
         raise RecipeError("--force is about a run that is resumed; add --resume")
@@ -406,25 +426,34 @@ def _show_preview(
     typer.echo(json.dumps(found.to_dict()) if as_json else found.report(), nl=as_json)
 
 
-def _check_places(output: Path | None, run: Path | None, rates: Sequence[float]) -> None:
+def _check_places(output: Path | None, run: Path | None, rates: Sequence[float], dry_run: bool) -> None:
     """Before the training: what can't be written after it is refused now."""
     from bayeszip.files import check_writable, create_folder
     from bayeszip.fitting.launch import is_main_process
 
+    if output is not None:
+        check_ending(output, "a compressed network", ".bayz")
+    if dry_run:
+        return
     if output is None:
         raise RecipeError("say where to write the file, with -o; or only try, with --dry-run")
     if is_main_process():
+        if run is not None:  # the file may be meant for it
+            create_folder(run)
         for path in (output, *(_beside(output, rate) for rate in rates)):
             check_writable(path)
-        if run is not None:
-            create_folder(run)
 
 
 def _deliver(
-    result: "Result", reported: "Reported", output: Path, run: Path | None, hold_out: bool, as_json: bool
+    result: "Result", reported: "Reported", output: Path, run: Path | None, asked: dict[str, Any], as_json: bool
 ) -> None:
-    """Write the file and the record, and say what they are; of several processes the first does."""
+    """Write the file and the record, and say what they are; of several processes the first does.
+
+    Args:
+        asked: what the record tells of the command line, as `write_record` takes it.
+    """
     from bayeszip.fitting.launch import is_main_process
+    from bayeszip.record import for_json
 
     if not is_main_process():
         return
@@ -432,23 +461,23 @@ def _deliver(
     for path, each in places.items():
         each.save(path)
     with _told_if_judging_fails(output):
-        figures = _recorded(run, result, reported.loader, hold_out)
+        figures = _recorded(run, result, reported, asked)
     if as_json:
         told = [{**own, "warnings": list(each.warnings)} for each, own in zip(places.values(), figures, strict=True)]
         others = [
             {"rate": each.rate, "file": os.fspath(_beside(output, each.rate)), **own}
             for each, own in zip(result.others, told[1:], strict=True)
         ]
-        typer.echo(json.dumps({**told[0], **({"others": others} if others else {})}))
+        typer.echo(json.dumps(for_json({**told[0], **({"others": others} if others else {})})))
         return
     typer.echo(result.report())
     for path, own in zip(places, figures, strict=True):
         accuracy = own["accuracy"]
         said = f"loss {own['loss']:.4g}" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
-        typer.echo(f"{reported.kind} {said}, written to {path}")
+        typer.echo(f"{reported.kind} {said}, written to {printable(str(path))}")
 
 
-def _recorded(run: Path | None, result: "Result", test: "Loader", hold_out: bool) -> list[dict[str, Any]]:
+def _recorded(run: Path | None, result: "Result", reported: "Reported", asked: dict[str, Any]) -> list[dict[str, Any]]:
     """What the result and its others come to on test data; also in the record, which is there before them.
 
     Test data can fail like any other, and a training is not to be lost by it.
@@ -458,10 +487,13 @@ def _recorded(run: Path | None, result: "Result", test: "Loader", hold_out: bool
     every, judge = (result, *result.others), _judge(result)
     sizes = [size_figures(each.description, each.beside) for each in every]
     if run is not None:
-        write_record(run, result, *sizes, hold_out=hold_out)
-    figures = [file_figures(each.network(), own, test, judge) for each, own in zip(every, sizes, strict=True)]
+        write_record(run, result, *sizes, **asked)
+    figures = [
+        file_figures(each.network(), own, reported.loader, judge, reported.kind)
+        for each, own in zip(every, sizes, strict=True)
+    ]
     if run is not None:
-        write_record(run, result, *figures, hold_out=hold_out)
+        write_record(run, result, *figures, **asked)
     return figures
 
 
@@ -470,9 +502,9 @@ def _told_if_judging_fails(output: Path) -> Iterator[None]:
     """Say what is there all the same."""
     try:
         yield
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         said = "what follows happened when it was judged on the test data or recorded"
-        typer.echo(f"{output} is written; {said}", err=True)
+        typer.echo(printable(f"{output} is written; {said}"), err=True)
         raise
 
 
@@ -481,7 +513,7 @@ def _judge(result: "Result") -> "Judge | None":
 
 
 @contextlib.contextmanager
-def _missed_is_kept(output: Path, run: Path | None, reported: "Reported", hold_out: bool) -> Iterator[None]:
+def _missed_is_kept(output: Path, run: Path | None, reported: "Reported", asked: dict[str, Any]) -> Iterator[None]:
     """What was reached instead of a target is worth a training: it stays beside the output, and in the run's folder."""
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.result import Result
@@ -496,19 +528,27 @@ def _missed_is_kept(output: Path, run: Path | None, reported: "Reported", hold_o
         result.save(nearest)
         if run is not None:
             with _told_if_judging_fails(nearest):
-                _recorded(run, result, reported.loader, hold_out)
+                _recorded(run, result, reported, asked)
         where = f"{nearest}, and in {run}" if run is not None else nearest
         raise TargetError(f"{error}. What was reached is in {where}", result) from error
 
 
 @contextlib.contextmanager
 def _watched(
-    recipe: "Recipe", pretrain: bool, rates: Sequence[float], run: Path | None, log: Log | None
+    recipe: "Recipe",
+    pretrain: bool,
+    goal: dict[str, Any],
+    rates: Sequence[float],
+    run: Path | None,
+    log: Log | None,
 ) -> "Iterator[Watchers]":
     """A progress display, and what the folder of the run is to receive while the training goes on."""
+    from bayeszip.compressing import is_open_ended
     from bayeszip.fitting.launch import is_main_process
     from bayeszip.progress import TensorBoardLog, TrainingProgress, Watchers
+    from bayeszip.record import RECORD
     from bayeszip.snapshots import SNAPSHOTS, SnapshotRecorder
+    from bayeszip.targets import Target
 
     if not is_main_process():
         yield Watchers()
@@ -518,7 +558,8 @@ def _watched(
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []
         if run is not None:
-            watchers.append(SnapshotRecorder(run / SNAPSHOTS))
+            watchers.append(SnapshotRecorder(run / SNAPSHOTS, outdated=[run / RECORD[0]]))
         if run is not None and log is Log.tensorboard:
             watchers.append(stack.enter_context(contextlib.closing(TensorBoardLog(run / "tensorboard", phases))))
-        yield Watchers(stack.enter_context(TrainingProgress(phases)), *watchers)
+        open_ended = is_open_ended(recipe, Target.of(**goal))
+        yield Watchers(stack.enter_context(TrainingProgress(phases, open_ended=open_ended)), *watchers)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from bayeszip.cli.base import FileArgument, command
+from bayeszip.errors import printable
 
 __all__ = ["export"]
 
@@ -54,7 +55,7 @@ def export(
         input_names=_split(inputs),
         output_names=_split(outputs),
     )
-    typer.echo(f"written to {target}: {target.stat().st_size:,} bytes")
+    typer.echo(printable(f"written to {target}: {target.stat().st_size:,} bytes"))
 
 
 def _split(names: str | None) -> list[str]:

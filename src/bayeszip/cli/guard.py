@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from bayeszip.errors import BayeszipError, FormatError, Interrupted, UsageError
+from bayeszip.errors import BayeszipError, FormatError, Interrupted, UsageError, printable
 
 __all__ = ["guarded"]
 
@@ -30,11 +30,11 @@ def guarded(function: Command) -> Command:
         except Interrupted as error:
             _fail(str(error), 128 + error.signal)
         except FormatError as error:
-            _fail(f"{options['file']}: {error}" if "file" in options else str(error), 1)
+            _fail(f"{printable(str(options['file']))}: {error}" if "file" in options else str(error), 1)
         except BayeszipError as error:
             _fail(str(error), 2 if isinstance(error, UsageError) else 1)
         except KeyboardInterrupt as interrupt:
-            _fail(str(interrupt) or "interrupted; nothing was written", INTERRUPTED)
+            _fail(str(interrupt) or "interrupted", INTERRUPTED)
         except OSError:
             if (reason := _unwritable_output()) is None:
                 raise

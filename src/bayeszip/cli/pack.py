@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bayeszip.cli.base import JsonOption, command
-from bayeszip.errors import DataError, RecipeError
+from bayeszip.cli.base import JsonOption, check_ending, command
+from bayeszip.errors import DataError, RecipeError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,7 +28,7 @@ _KNOBS = "How far to go (one of these)"
 def pack(
     weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A .safetensors file.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write the file.", show_default=False)
+        Path | None, typer.Option("-o", "--output", help="Where to write the .bayz file.", show_default=False)
     ] = None,
     quality: Annotated[
         float | None,
@@ -104,6 +104,7 @@ def pack(
         output is not None or any(value is not None for value in (quality, max_bytes, max_error, components))
     ):
         raise RecipeError("--sweep shows several qualities and writes no file: leave out -o and the knobs")
+    _check_places(output, plot)
     model: nn.Module | dict[str, Tensor] = read_weights(weights)
     options: dict[str, Any] = {"example_inputs": None, "calibration": None}
     if into is not None:
@@ -114,19 +115,32 @@ def pack(
         _pack(model, knobs | options, output, as_json)
 
 
+def _check_places(output: Path | None, plot: Path | None) -> None:
+    """What can't be written after the work is refused before it."""
+    from bayeszip.files import check_writable
+
+    if output is not None:
+        check_ending(output, "a packed network", ".bayz")
+        check_writable(output)
+    if plot is not None:
+        from bayeszip.report.plots import check_plots
+
+        check_ending(plot, "a plot", ".svg", ".png")
+        check_writable(plot)
+        check_plots()
+
+
 def _pack(model: Any, options: dict[str, Any], output: Path, as_json: bool) -> None:
     from bayeszip import packing
-    from bayeszip.files import check_writable
     from bayeszip.summary import description_dict
 
-    check_writable(output)
     result = packing.pack(model, **options)
     result.save(output)
     if as_json:
         typer.echo(json.dumps(description_dict(result.description)))
     else:
         typer.echo(result.report())
-        typer.echo(f"written to {output}")
+        typer.echo(f"written to {printable(str(output))}")
 
 
 def _network(into: str, weights: Path, calibrate: str | None) -> tuple["nn.Module", dict[str, Any]]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from bayeszip.cli.base import DeviceOption, JobsOption, command
-from bayeszip.errors import DataError, RecipeError
+from bayeszip.cli.base import DeviceOption, JobsOption, command, table_console
+from bayeszip.errors import DataError, RecipeError, printable
 
 if TYPE_CHECKING:
     from bayeszip.experiments import Experiment
@@ -133,7 +132,7 @@ def reproduce(
     runs = experiment.runs(parse_seeds(seeds) if seeds else None, only, epochs_scale)
     carry_out(experiment, runs, again, jobs=jobs, device=device, data=data or ())
     _show(experiment, again / experiment.name, [name for run in runs for name in run.endings])
-    typer.echo(f"\nrecords and files are in {again / experiment.name}")
+    typer.echo(f"\nrecords and files are in {printable(str(again / experiment.name))}")
 
 
 def _check_used(given: list[str]) -> None:
@@ -157,15 +156,18 @@ def _check_used(given: list[str]) -> None:
 def _show_recorded(experiment: "Experiment", folder: Path, only: str) -> None:
     """The table of the runs that have a record in `folder`."""
     from bayeszip.experiments.records import read
-    from bayeszip.experiments.runs import named
+    from bayeszip.experiments.runs import picked
 
-    names = [name for name in read(folder) if named(name, only)]
-    if not names and only:
-        raise RecipeError(f"{folder} has no record with {only!r} in its name; --again DIR trains")
-    if not names:
+    recorded = [(name, [name]) for name in read(folder)]
+    if not recorded:
         raise DataError(f"no run of {experiment.name} has been recorded yet; --again DIR trains them")
+    try:
+        names = picked(recorded, only, f"record in {folder}")
+    except RecipeError as error:
+        raise RecipeError(f"{error}; --again DIR trains what is not recorded") from None
     _show(experiment, folder, names)
-    typer.echo(f"\n{len(names)} runs, from their records in {folder}; to train them yourself, add --again DIR")
+    place = printable(str(folder))
+    typer.echo(f"\n{len(names)} runs, from their records in {place}; to train them yourself, add --again DIR")
 
 
 def _show(experiment: "Experiment", folder: Path, names: list[str]) -> None:
@@ -173,9 +175,6 @@ def _show(experiment: "Experiment", folder: Path, names: list[str]) -> None:
     from bayeszip.experiments.records import read
     from bayeszip.experiments.tables import TABLES
 
-    records = read(folder)
-    console = Console()
-    # Where there is no terminal, no column is cut.
-    console = console if console.is_terminal else Console(width=240)
+    records, console = read(folder), table_console()
     for grid in TABLES[experiment.name]([records[name] for name in names]):
         console.print(grid.terminal())

@@ -20,8 +20,9 @@ from bayeszip.cli.base import (
     SettingsOption,
     WeightsOption,
     command,
+    table_console,
 )
-from bayeszip.errors import RecipeError, TrainingError
+from bayeszip.errors import RecipeError, TrainingError, printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from bayeszip.sweep import Outcome, Plan, SharedStudy
 
 __all__ = ["sweep"]
+
+#: What Ctrl-C leaves.
+_STOPPED = "stopped; trials that are complete stay, and the same command goes on"
 
 
 @command
@@ -94,6 +98,7 @@ def sweep(
     from bayeszip import models
     from bayeszip.devices import local_rank, resolve_device
     from bayeszip.files import create_folder
+    from bayeszip.loaders import check_batch_size
     from bayeszip.processes import untouched_device
     from bayeszip.recipe import recipe as named_recipe
     from bayeszip.sweep import Plan, check_classes, check_success, front_of, parse_dimensions, write_front
@@ -102,6 +107,7 @@ def sweep(
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
     chosen = named_recipe(recipe).override(*(settings or ()))
     dimensions = parse_dimensions(vary, chosen)
+    check_batch_size(data, (*(settings or ()), *vary))
     if pretrain is None:
         pretrain = model in models.BUILT_IN and weights is None
     device = untouched_device(device) if jobs > 1 else str(resolve_device(device))
@@ -115,20 +121,20 @@ def sweep(
     study = share.open()
     console = Console(stderr=True)
     if jobs == 1:
-        share.work(study)
+        _work_alone(share, study)
     else:
         _work_side_by_side(share, jobs, console)
     check_success(study)
     front = front_of(study)
     for line in write_front(front, folder):
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
     if as_json:
         typer.echo(json.dumps(front.to_dict()))
     else:
-        Console().print(front.table())
+        table_console().print(front.table())
         typer.echo(
             f"{front.complete} trials complete, {front.pruned} pruned, {front.failed} failed; "
-            f"the front's files are in {folder / 'front'}"
+            f"the front's files are in {printable(str(folder / 'front'))}"
         )
 
 
@@ -180,6 +186,13 @@ class _Share:
         work(self.plan, study, self.folder, lambda outcome: _tell(console, outcome, study.wanted), show=show)
 
 
+def _work_alone(share: _Share, study: "SharedStudy") -> None:
+    try:
+        share.work(study)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_STOPPED) from None
+
+
 def _take_part(share: _Share) -> None:
     share.work(share.open())
 
@@ -190,8 +203,7 @@ def _work_side_by_side(share: _Share, jobs: int, console: Console) -> None:
     def say(message: str) -> None:
         console.print(message, highlight=False, markup=False)
 
-    stopped = "stopped; trials that are complete stay, and the same command goes on"
-    with side_by_side(_take_part, jobs, share.plan.device, stopped, say) as workers:
+    with side_by_side(_take_part, jobs, share.plan.device, _STOPPED, say) as workers:
         faults = [outcome.error for outcome in workers.outcomes([share] * jobs) if outcome.error is not None]
     if faults:
         raise TrainingError(faults[0])

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bayeszip.cli.base import FileArgument, JsonOption, command
+from bayeszip.errors import printable
 
 __all__ = ["verify"]
 
@@ -44,4 +45,4 @@ def verify(
     compared = (
         "" if difference is None else f"; computes the same as {against}, to {difference:.1e} of the largest output"
     )
-    typer.echo(f"{file} is sound: it decodes, and encodes to the same bytes{compared}")
+    typer.echo(printable(f"{file} is sound: it decodes, and encodes to the same bytes{compared}"))

@@ -134,7 +134,7 @@ def recode(folder: Path) -> tuple[int, int]:
         path = file_of(folder, name)
         if not path.exists():  # it was sealed
             continue
-        blob = read_file(path)
+        blob = codec.read(path)
         model, description = codec.inspect(blob)
         width = {key: value for key, value in description.options.items() if key == "offset_bits"}
         shorter = min(blob, codec.encode(model, description.coder, **width), key=len)

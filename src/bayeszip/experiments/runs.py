@@ -1,13 +1,16 @@
 """What an experiment is: variants of a compression, each run with several seeds. All settings, no behavior."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from bayeszip.errors import RecipeError
 from bayeszip.recipe import Recipe, recipe
 
-__all__ = ["Experiment", "Run", "Variant", "at_rate", "named", "parse_seeds"]
+__all__ = ["Experiment", "Run", "Variant", "at_rate", "parse_seeds", "picked"]
+
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ class Experiment:
     sealed: bool = False
 
     def runs(self, seeds: Sequence[int] | None = None, only: str = "", epochs_scale: float = 1.0) -> list[Run]:
-        """Its runs, or those that `named` picks; with these `seeds`, or those that are published.
+        """Its runs, or those that `picked` takes by their endings; with these `seeds`, or those that are published.
 
         Raises:
-            RecipeError: none does.
+            RecipeError: a part of `only` picks none.
         """
         planned = [
             Run(
@@ -119,10 +122,7 @@ class Experiment:
             for variant in self.variants
             for seed in seeds or variant.seeds or self.seeds
         ]
-        chosen = [run for run in planned if any(named(name, only) for name in run.endings)]
-        if not chosen:
-            raise RecipeError(f"no run of {self.name} has {only!r} in its name, which is like {planned[0].name}")
-        return chosen
+        return picked([(run, run.endings) for run in planned], only, f"run of {self.name}")
 
 
 def _recipe_of(variant: Variant, epochs_scale: float) -> Recipe:
@@ -140,13 +140,28 @@ def _teacher_of(variant: Variant, epochs_scale: float) -> Run | None:
     return Run(teacher.name, teacher, _recipe_of(teacher, epochs_scale), teacher.beginning, sealed=True)
 
 
-def named(name: str, only: str) -> bool:
-    """Whether the name of a run contains `only`, or one of its parts between commas.
+def picked(known: Sequence[tuple[Named, Iterable[str]]], only: str, what: str) -> list[Named]:
+    """Those of which a name contains one of the parts of `only` between commas; all of them where it is empty.
 
-    >>> [name for name in ("a-10", "a-11", "b-10") if named(name, "a-11,b")]
+    >>> picked([(name, [name]) for name in ("a-10", "a-11", "b-10")], "a-11, b", "run")
     ['a-11', 'b-10']
+
+    Args:
+        known: each with its names.
+        what: they are, for a message.
+
+    Raises:
+        RecipeError: a part picks none.
     """
-    return any(part in name for part in only.split(","))
+    if not only:
+        return [each for each, _ in known]
+    parts = [part for part in map(str.strip, only.split(",")) if part]
+    if not parts:
+        raise RecipeError(f"{only!r} names nothing; write parts of names with commas between them, such as a-10,b")
+    for part in parts:
+        if not any(part in name for _, names in known for name in names):
+            raise RecipeError(f"no {what} has {part!r} in its name, which is like {next(iter(known[0][1]))}")
+    return [each for each, names in known if any(part in name for part in parts for name in names)]
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def _paper_row(name: str, group: Records, accuracy: float, ratio: float) -> tupl
         _ratio(group),
         f"{accuracy:.2f}",
         f"{ratio:g}",
-        _signed(statistics.mean(100 * record["accuracy"] for record in group) - accuracy),
+        "–" if (own := _mean_percent(group, "accuracy")) is None else _signed(own - accuracy),
     )
 
 
@@ -170,7 +170,8 @@ def choice_table(records: Records) -> list[Grid]:
     for variant in EXPERIMENTS["choice"].variants:
         group = _group(records, variant.name)
         if group:
-            accuracy = f"{statistics.mean(100 * record['validation_accuracy'] for record in group):.2f}"
+            mean = _mean_percent(group, "validation_accuracy")
+            accuracy = "–" if mean is None else f"{mean:.2f}"
             size = statistics.mean(record["bytes"] for record in group)
             rows.append(
                 (variant.recipe, size, (f"`{variant.recipe}`", f"`{variant.meaning}`", accuracy, f"{size:,.0f}"))
@@ -196,7 +197,7 @@ def targets_table(records: Records) -> list[Grid]:
             NETWORKS[record["model"]].title,
             record["target"],
             *_file_row("targets", record),
-            f"{100 * record['validation_accuracy_before']:.2f}",
+            _percent([record], "validation_accuracy_before"),
             f"{record['strength']:.3g}",
         )
         for record in sorted(records, key=lambda record: (record["model"], record["bytes"]))
@@ -230,19 +231,23 @@ def part_group(records: Records, model: str, strength: float, part: str, rate: f
 
 
 def _part_row(meaning: str, group: Records, none: Records) -> tuple[str, ...]:
-    points = _against(group, none, lambda ours, theirs: 100 * (ours["accuracy"] - theirs["accuracy"]), "+.2f")
-    size = _against(group, none, lambda ours, theirs: 100 * (ours["bytes"] / theirs["bytes"] - 1), "+.1f")
+    points = _against(group, none, "accuracy", lambda ours, theirs: 100 * (ours - theirs), "+.2f")
+    size = _against(group, none, "bytes", lambda ours, theirs: 100 * (ours / theirs - 1), "+.1f")
     seconds = f"{statistics.mean(record['seconds'] for record in group):.0f}"
     return (meaning, _seeds(group), _percent(group, "accuracy"), _bytes(group), points, size, seconds)
 
 
-def _against(group: Records, others: Records, difference: Callable[[Record, Record], float], form: str) -> str:
-    """A difference over the seeds that both have, in the mean."""
+def _against(
+    group: Records, others: Records, figure: str, difference: Callable[[float, float], float], form: str
+) -> str:
+    """A difference in a figure over the seeds that both have, in the mean."""
     base = {record["seed"]: record for record in others}
     pairs = [(record, base[record["seed"]]) for record in group if record["seed"] in base]
-    if not pairs or group == others or any("accuracy" not in record for pair in pairs for record in pair):
+    if not pairs or group == others or any(figure not in record for pair in pairs for record in pair):
         return "–"
-    mean, _, interval = with_interval([difference(*pair) for pair in pairs], form).partition(" ± ")
+    mean, _, interval = with_interval(
+        [difference(*(record[figure] for record in pair)) for pair in pairs], form
+    ).partition(" ± ")
     return f"{mean} ± {interval.lstrip('+')}" if interval else mean
 
 
@@ -322,7 +327,7 @@ def _group(records: Records, variant: str) -> list[Record]:
 
 
 def _file_row(experiment: str, record: Record) -> tuple[str, ...]:
-    shares = (f"{100 * record[name]:.2f}" for name in ("accuracy", "validation_accuracy"))
+    shares = (_percent([record], name) for name in ("accuracy", "validation_accuracy"))
     size = record["bytes"]
     return f"{experiment}/{record['name']}.bayz", *shares, f"{size:,}", f"{4 * record['params'] / size:.0f}"
 
@@ -338,6 +343,13 @@ def _percent(group: Records, name: str) -> str:
     if any(record.get(name) is None for record in group):
         return "–"
     return with_interval([100 * record[name] for record in group], ".2f")
+
+
+def _mean_percent(group: Records, name: str) -> float | None:
+    """The mean of an accuracy; None where a run did not measure it."""
+    if any(record.get(name) is None for record in group):
+        return None
+    return statistics.mean(100 * record[name] for record in group)
 
 
 def _bytes(group: Records) -> str:

@@ -11,13 +11,12 @@ import numpy as np
 from bayeszip import codec, models
 from bayeszip.codec import Description, TensorDescription
 from bayeszip.errors import DataError
-from bayeszip.files import read_file
 from bayeszip.fitting import EpochStats
 from bayeszip.graph import check_sound
 from bayeszip.graph.indices import beside_parameters, is_index, surviving
 from bayeszip.graph.storable import parameter_count
 from bayeszip.report.first_layer import Picture, first_layer, values_of
-from bayeszip.report.quoted import Quoted, quoted_for
+from bayeszip.report.quoted import TITLES, Quoted, is_quoted_on, quoted_data, quoted_for
 from bayeszip.report.run import Run, read_run
 from bayeszip.snapshots import BINS
 from bayeszip.tensors import CompressedModel, QuantizedTensor, RawTensor
@@ -103,6 +102,11 @@ class Contents:
     def kept(self) -> int:
         return sum(layer.described.size for layer in self.layers if layer.trained)
 
+    @property
+    def quoted_on(self) -> str:
+        """The data set that quoted figures are of."""
+        return TITLES.get(quoted_data(self.network) or "", "")
+
     def spans(self) -> list[Span]:
         """The phases of the run, in order."""
         spans: list[Span] = []
@@ -144,13 +148,13 @@ class Contents:
     def _other_points(self) -> Iterator[Point]:
         for other in self.run.others if self.run else ():
             if other.accuracy is not None:
-                yield Point(f"rate {other.rate:g}", other.bytes, 100 * other.accuracy, "other", "test")
+                yield Point(f"rate {other.rate:g}", other.bytes, 100 * other.accuracy, "other", other.measured)
 
     def _file_points(self) -> Iterator[Point]:
         if self.run is not None:
             for accuracy, measured in (
                 (self.run.validation_accuracy, "validation"),
-                (self.run.accuracy, "test"),
+                (self.run.test_accuracy, "test"),
             ):
                 if accuracy is not None:
                     yield Point("this file", self.description.bytes, 100 * accuracy, "file", measured)
@@ -170,7 +174,8 @@ def gather(
         FormatError: the file is damaged or not a `.bayz` file.
         DataError: the folder holds no record, or that of another file.
     """
-    blob, budget = read_file(file), codec.Budget(limits)
+    budget = codec.Budget(limits)
+    blob = codec.read(file, budget)
     model, description = codec.inspect(blob, budget)
     check_sound(model, budget)
     run = None if folder is None else _run_of(file, blob, Path(folder))
@@ -189,8 +194,15 @@ def gather(
         values=_values(model),
         picture=first_layer(model),
         run=run,
-        quoted=quoted_for(network),
+        quoted=_quoted(network, run),
     )
+
+
+def _quoted(network: str | None, run: Run | None) -> tuple[Quoted, ...]:
+    """What others report for the network; nothing beside a run on other data than theirs."""
+    if run is not None and run.says_data and not is_quoted_on(network, run.data):
+        return ()
+    return quoted_for(network)
 
 
 def _run_of(file: str | os.PathLike[str], blob: bytes, folder: Path) -> Run:

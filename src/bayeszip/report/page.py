@@ -7,7 +7,7 @@ from typing import Any
 
 from bayeszip.fitting.course import DATA
 from bayeszip.report import charts
-from bayeszip.report.contents import Contents, Layer
+from bayeszip.report.contents import Contents, Layer, Span
 from bayeszip.report.markup import Markup, element, join
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
@@ -31,6 +31,8 @@ MEANINGS = {
     "end": "what the coder needs to finish",
     "padding": "bits that fill the last byte",
 }
+#: A part of the loss is shown if it is more than this share of the largest.
+LEAST_PART = 1e-3
 #: Segments of the bar of bytes; the smallest ones beyond are taken together.
 MOST_SEGMENTS = 24
 NETWORKS = {
@@ -136,7 +138,8 @@ def _lead(contents: Contents) -> Markup:
         ". ",
     ]
     if run is not None and run.accuracy is not None:
-        said += ["The network in it gets ", element("b", _percent(run.accuracy)), " of the test set right. "]
+        which = "test set" if run.test_accuracy is not None else "validation data"
+        said += ["The network in it gets ", element("b", _percent(run.accuracy)), f" of the {which} right. "]
     if described.parts.get("graph"):
         said.append("It loads without its class, and nothing in it is executed.")
     return element("p", *said, class_="lead")
@@ -152,8 +155,8 @@ def _figures(contents: Contents) -> Iterator[tuple[str, str, str]]:
     yield "Size", f"{described.bytes:,} B", f"{show_bytes(4 * original)} before"
     yield "Times smaller", _times(contents.ratio), "float32 ÷ the whole file"
     yield "Bits a parameter", f"{8 * described.bytes / max(original, 1):.3f}", "32 before"
-    if run is not None and run.accuracy is not None:
-        yield "Test accuracy", _percent(run.accuracy), "of the decoded file"
+    if run is not None and run.test_accuracy is not None:
+        yield "Test accuracy", _percent(run.test_accuracy), "of the decoded file"
     if run is not None and run.validation_accuracy is not None:
         before = run.validation_accuracy_before
         yield (
@@ -385,15 +388,7 @@ def _training(contents: Contents) -> Markup | None:
     if contents.run is None or not contents.run.history:
         return None
     spans = contents.spans()
-    parts = [part for part in contents.parts_of_loss() if max(map(abs, part.values)) > 1e-3]
-    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in charts.colored(parts)), "  ")
-    figures = [
-        element(
-            "figure",
-            element("figcaption", element("b", "Parts of the loss"), legend),
-            charts.curves(parts, spans, "nats per example"),
-        )
-    ]
+    figures = _loss_figures(contents, spans)
     for title, note, curve, label, log, unit in (
         (
             "Validation accuracy",
@@ -420,6 +415,18 @@ def _training(contents: Contents) -> Markup | None:
     )
 
 
+def _loss_figures(contents: Contents, spans: Sequence[Span]) -> list[Markup]:
+    """The parts of the loss in one figure, without those too small to be seen; no figure where all are nothing."""
+    parts = contents.parts_of_loss()
+    heights = [max(map(abs, part.values)) for part in parts]
+    parts = [part for part, height in zip(parts, heights, strict=True) if height > LEAST_PART * max(heights)]
+    if not parts:
+        return []
+    legend = join((element("span", part.label, class_=f"key fill{n}") for n, part in charts.colored(parts)), "  ")
+    caption = element("figcaption", element("b", "Parts of the loss"), legend)
+    return [element("figure", caption, charts.curves(parts, spans, "nats per example"))]
+
+
 def _phases_table(contents: Contents) -> Markup:
     history = contents.run.history if contents.run else ()
     rows = []
@@ -430,7 +437,7 @@ def _phases_table(contents: Contents) -> Markup:
                 span.name,
                 f"{span.end - span.start}",
                 _duration(sum(stats.seconds for stats in history[span.start : span.end])),
-                f"{last.parts.get(DATA, 0.0):.4f}",
+                f"{last.parts.get(DATA, 0.0):.4g}",
                 "–" if last.accuracy is None else _percent(last.accuracy),
                 _percent(last.zeros) if last.zeros else "–",
                 "–" if last.bytes is None else f"{last.bytes:,}",
@@ -455,8 +462,8 @@ def _accuracy(contents: Contents) -> Markup | None:
     if contents.quoted:
         said += [
             element("span", "Gray", class_="key past"),
-            ": what others report, quoted and not run here; their accounting may leave out headers, and most chose "
-            "settings on the test set.",
+            f": what others report on {contents.quoted_on}, quoted and not run here; their "
+            "accounting may leave out headers, and most chose settings on the test set.",
         ]
     rows = [(point.label, point.measured, f"{point.bytes:,}", f"{point.accuracy:.2f}") for point in points]
     return _section(
@@ -481,6 +488,7 @@ def _provenance(contents: Contents) -> Markup:
             ("recipe", f"{run.recipe.get('name', 'without a name')}, seed {run.seed}"),
             ("phases", ", ".join(f"{span.name} {span.end - span.start}" for span in contents.spans()) + " epochs"),
             *(() if run.hold_out else (("trained on", "all examples, none held out for validation"),)),
+            *((name, said) for name, said in (("network", run.model), ("data", run.data)) if said is not None),
             ("device", run.device),
             ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
         ]

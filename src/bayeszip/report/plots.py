@@ -17,7 +17,7 @@ from bayeszip.report.charts import mixture_counts, moment_name, short_count
 from bayeszip.report.contents import Contents
 from bayeszip.snapshots import BINS, Snapshot
 
-__all__ = ["write_curve", "write_plots"]
+__all__ = ["check_plots", "write_curve", "write_plots"]
 
 BLUE, RED, GRAY, DARK = "#2b5f94", "#c2512f", "#c9c6bf", "#6b6f76"
 LINES = (BLUE, RED, "#5d8a4a", "#b98a1d")
@@ -75,7 +75,7 @@ def write_curve(
     """
     ending = Path(path).suffix.removeprefix(".")
     if ending not in ("png", "svg"):
-        raise OutputUsageError(f"a plot is written to .png or .svg, not {str(path)!r}")
+        raise OutputUsageError(f"a plot is written to .svg or .png, not {str(path)!r}")
     panels = [("weights moved by, %", errors, RED)]
     panels += [("accuracy, %", accuracies, BLUE)] if accuracies is not None else []
     with _styled() as new_figure:
@@ -90,15 +90,25 @@ def write_curve(
         write_atomically(path, _drawn(figure, ending))
 
 
+def check_plots() -> None:
+    """Refuse plots that could not be drawn, before any work.
+
+    Raises:
+        ModelError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ModelError("plots need matplotlib: pip install 'bayeszip[plot]'") from error
+
+
 @contextlib.contextmanager
 def _styled() -> Iterator[Callable[[tuple[float, float]], Figure]]:
     """What makes figures of a size in inches, in the report's style."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as NewFigure
-    except ImportError as error:
-        raise ModelError("plots need matplotlib: pip install 'bayeszip[plot]'") from error
+    check_plots()
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
 
     def new_figure(size: tuple[float, float]) -> Figure:
         figure = NewFigure(figsize=size, dpi=160)
@@ -219,7 +229,8 @@ def _draw_training(figure: Figure, contents: Contents) -> None:
     panels = figure.subplots(2, 2, sharex=True).reshape(-1)
     for color, curve in zip(cycle(LINES), contents.parts_of_loss(), strict=False):
         panels[0].plot(curve.epochs, curve.values, color=color, label=curve.label, linewidth=1.2)
-    panels[0].legend()
+    if panels[0].lines:
+        panels[0].legend()
     panels[0].set_title("Parts of the loss, nats per example")
     for axes, (title, name, scale) in zip(
         panels[1:],
@@ -258,7 +269,8 @@ def _draw_accuracy(figure: Figure, contents: Contents) -> None:
     _count_in_thousands(axes.xaxis)
     axes.set_xlabel("size of the file, bytes")
     axes.set_ylabel("accuracy, %")
-    axes.set_title("Accuracy against size; rings: validation, dots: test data, gray: quoted")
+    gray = f", gray: quoted, on {contents.quoted_on}" if contents.quoted else ""
+    axes.set_title(f"Accuracy against size; rings: validation, dots: test data{gray}")
 
 
 def _count_in_thousands(axis: Any) -> None:

@@ -16,19 +16,23 @@ from bayeszip.snapshots import SNAPSHOTS, Snapshots, read_snapshots
 
 __all__ = ["Run", "read_run"]
 
+#: What accuracy is measured on, unless a record says otherwise.
+TEST = "test"
+
 
 @dataclass(frozen=True)
 class Other:
-    """A further file of a training, at another weight of a bit; its accuracy, a share, is on the test set."""
+    """A further file of a training, at another weight of a bit; its accuracy is a share of the data `measured`."""
 
     rate: float
     bytes: int
     accuracy: float | None
+    measured: str = TEST
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run. Accuracies are shares; `accuracy` is on the test set."""
+    """A run. Accuracies are shares; `accuracy` is on the test set, or on what `measured` says."""
 
     bytes: int
     accuracy: float | None
@@ -44,6 +48,18 @@ class Run:
     others: tuple[Other, ...] = ()
     #: Whether examples were set aside for validation, as far as the record tells; older ones don't.
     hold_out: bool = True
+    #: `test`, or `validation` where there was no test set.
+    measured: str = TEST
+    #: As the command line was given them, if it was.
+    model: str | None = None
+    data: str | None = None
+    #: Whether the record has a word for its data at all; older ones don't.
+    says_data: bool = False
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """On the test set, if there was one."""
+        return self.accuracy if self.measured == TEST else None
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -58,7 +74,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     try:
         held = json.loads(read_file(path))
         return Run(
-            bytes=int(held["bytes"]),
+            bytes=_size(held["bytes"]),
             accuracy=_share(held, "accuracy"),
             validation_accuracy=_share(held, "validation_accuracy"),
             validation_accuracy_before=_share(held, "validation_accuracy_before"),
@@ -70,10 +86,14 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             history=tuple(_epoch(stats) for stats in held["history"]),
             snapshots=read_snapshots(snapshots) if snapshots.is_file() else Snapshots(),
             others=tuple(
-                Other(_finite(other["rate"]), int(other["bytes"]), _share(other, "accuracy"))
+                Other(_finite(other["rate"]), _size(other["bytes"]), _share(other, "accuracy"), _measured(other))
                 for other in held.get("others", ())
             ),
             hold_out=held.get("hold_out", True) is not False,
+            measured=_measured(held),
+            model=_text(held, "model"),
+            data=_text(held, "data"),
+            says_data="data" in held,
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path} is not the record of a run: {type(error).__name__}: {error}") from error
@@ -81,6 +101,24 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 def _share(held: dict[str, Any], name: str) -> float | None:
     return None if held.get(name) is None else _finite(held[name])
+
+
+def _text(held: dict[str, Any], name: str) -> str | None:
+    return None if held.get(name) is None else str(held[name])
+
+
+def _measured(held: dict[str, Any]) -> str:
+    value = held.get("measured", TEST)
+    if value not in (TEST, "validation"):
+        raise ValueError(f"figures are measured on test or validation data, not on {value!r}")
+    return str(value)
+
+
+def _size(value: Any) -> int:
+    count = int(value)
+    if count <= 0:
+        raise ValueError(f"no file has {count} bytes")
+    return count
 
 
 def _finite(value: Any) -> float:
@@ -97,7 +135,7 @@ def _epoch(held: dict[str, Any]) -> EpochStats:
         "epoch": int,
         "epochs": int,
         "weights_computed": int,
-        "bytes": int,
+        "bytes": _size,
         "steps": int,
         "parts": lambda parts: {str(name): _finite(value) for name, value in parts.items()},
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from bayeszip.compressing import compress
+from bayeszip.compressing import compress, is_open_ended
 from bayeszip.errors import BayeszipError, DataError, OutputError, TrainingError
 from bayeszip.files import create_folder
 from bayeszip.fitting import Watcher
@@ -171,7 +171,8 @@ def _compress(plan: Plan, settings: dict[str, str], pruning: PruningWatcher, sho
         watcher: Watcher = pruning
         if show:
             phases = recipe.scaled().sequence(plan.pretrain)
-            watcher = Watchers(stack.enter_context(TrainingProgress(phases)), pruning)
+            display = TrainingProgress(phases, open_ended=is_open_ended(recipe, None))
+            watcher = Watchers(stack.enter_context(display), pruning)
         return compress(
             network,
             loaders.train,
