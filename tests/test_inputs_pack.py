@@ -70,6 +70,31 @@ EXACT: dict[str, Tensor] = {
 }
 
 
+@pytest.mark.parametrize("scale", [1e-38, 1e-40, 1e-43])
+@pytest.mark.parametrize("knob", [{"max_bytes": 400}, {"quality": 90}, {}])
+def test_what_has_decayed_to_nothing_costs_others_nothing(scale, knob):
+    """Numbers that float32 holds by some of their bits alone."""
+    torch.manual_seed(0)
+    weights = {"w": torch.randn(30, 30), "v": torch.randn(50, 50)}
+    usual = bayeszip.pack(weights | {"v": weights["v"] * 1e-20}, **knob)
+    tiny = bayeszip.pack(weights | {"v": weights["v"] * scale}, **knob)
+    assert tiny.moved < usual.moved + 0.02
+    assert tiny.bytes < 1.2 * usual.bytes
+
+
+def test_a_budget_that_no_weight_fits_is_told():
+    result = bayeszip.pack({"w": torch.randn(30, 30)}, max_bytes=26)
+    assert result.compressed.nonzero == 0
+    assert result.warnings == ("every weight is zero: allow more bytes, or a higher quality",)
+
+
+def test_what_is_not_a_number_is_told_in_vectors_too():
+    layer = nn.Linear(8, 8)
+    with torch.no_grad():
+        layer.bias[0] = torch.nan
+    assert "bias" in bayeszip.pack(layer, example_inputs=random(2, 8)).warnings[0]
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_a_tensor_of_few_values_comes_back_exactly(name):
     tensor = EXACT[name].detach()
@@ -310,11 +335,23 @@ class ControlFlow(nn.Module):
         return self.fc(x) if x.sum() > 0 else x
 
 
+class Undefined(nn.Module):
+    """Says of some inputs that it has no answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).masked_fill(x > 30, float("nan"))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (ControlFlow, "torch.export can't follow ControlFlow"),
         (lambda: nn.BatchNorm1d(4, track_running_stats=False), "batch_norm.* without running statistics, used in"),
+        (Undefined, "masked_fill with NaN|NaN has no place in a file"),
         (OneSize, "OneSize takes its batch size, 3 in the example, for a constant.*take it from the input"),
     ],
 )

@@ -83,6 +83,22 @@ def test_what_is_frozen_stays_as_it_is(frozen):
     assert not torch.equal(after["3.weight"], before["3.weight"])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("eps", [1e-5, 1e-3])
+def test_a_network_of_small_activations_computes_what_it_did(eps):
+    """A norm's ε is most of what it divides by: weights become no smaller than a variance of 0 allows."""
+    network = small()
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eps = eps
+    network, inputs = with_statistics(network, 3, 8, 8)
+    network[1].running_var.mul_(1e-6)
+    before = network.double()(inputs.double())
+    begin_even(network.float(), (inputs,), 1e-3)
+    after = network.double()(inputs.double())
+    assert (after - before).norm() < 1e-4 * before.norm()
+
+
 def test_weights_that_are_all_zero_stay():
     network, inputs = with_statistics(small(), 3, 8, 8)
     with torch.no_grad():

@@ -136,7 +136,7 @@ def test_bounds_and_components_are_checked():
     weights = {"w": torch.randn(4, 4)}
     with pytest.raises(RecipeError, match="components must lie between"):
         bayeszip.pack(weights, components=0)
-    with pytest.raises(RecipeError, match="max_error must lie between"):
+    with pytest.raises(RecipeError, match="max_error must be above 0 and below 1"):
         bayeszip.pack(weights, max_error=2.0)
     many = {"w": torch.linspace(-1, 1, 90_000).view(300, 300)}
     with pytest.raises(ModelError, match=r"w: a bound of .* needs .* shared values"):

@@ -71,10 +71,11 @@ def begin_even(network: nn.Module, examples: tuple[Tensor, ...], size: float) ->
         own = float(held[layer.weight].double().square().mean().sqrt())
         if own == 0 or not math.isfinite(own) or frozen.intersection((layer.weight, layer.bias, *layer.affine)):
             continue
-        factor = size / own
+        variance, eps = held[layer.variance], layer.eps
+        # v + ε is multiplied, and v can't fall below 0: weights become no smaller than that allows.
+        least = math.sqrt(eps / (float(variance.min()) + eps)) if eps else 0.0
+        factor = max(size / own, least)
         for name in (layer.weight, layer.bias, layer.mean):
             if name is not None:
                 held[name].mul_(factor)
-        # So that v + ε is multiplied. Where a norm's ε is more than what it is added to, that can't be.
-        variance, eps = held[layer.variance], layer.eps
         variance.copy_((factor**2 * (variance.double() + eps) - eps).clamp_(min=0))

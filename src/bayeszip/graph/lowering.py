@@ -202,6 +202,8 @@ class Lowering:
         self, op: str, inputs: Sequence[int], tensors: Sequence[str | None] = (), **attributes: AttributeValue
     ) -> int:
         """Append a node; its value. Attributes that aren't given are at their defaults."""
+        if any(isinstance(each, float) and math.isnan(each) for each in attributes.values()):
+            raise UnknownOperator(f"{op} with NaN has no place in a file, which holds numbers")
         self._nodes.append(Node(op, tuple(inputs), tuple(tensors), attributes))
         return len(self._user_inputs) + len(self._nodes) - 1
 

@@ -48,9 +48,9 @@ class Knob:
         if self.components is not None and not 1 <= self.components < 2**16:
             raise RecipeError(f"components must lie between 1 and 65,535, not {self.components}")
         if self.max_error is not None and not 0 < self.max_error < 1:
-            raise RecipeError(f"max_error must lie between 0 and 1, not {self.max_error}")
+            raise RecipeError(f"max_error must be above 0 and below 1, not {self.max_error}")
         if self.quality is not None and not 0 < self.quality < 100:
-            raise RecipeError(f"quality must lie between 0 and 100, not {self.quality}")
+            raise RecipeError(f"quality must be above 0 and below 100, not {self.quality}")
         if self.max_bytes is not None and self.max_bytes < 1:
             raise RecipeError(f"max_bytes must be at least 1, not {self.max_bytes}")
 

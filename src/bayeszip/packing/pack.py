@@ -228,13 +228,18 @@ class _Target:
         else:
             self._write(trial)
             result = self._formed(self._form, trial).code(trial.tensors)
-        said = (self._not_finite(), left_out(result))
+        said = (self._not_finite(), _nothing_left(trial.tensors, moved), left_out(result))
         return dataclasses.replace(result, moved=moved, warnings=tuple(each for each in said if each is not None))
 
     def _not_finite(self) -> str | None:
         """What can't be quantized for what it holds, and costs its whole size: a network that was trained to ruin."""
         floating = {name: tensor for name, tensor in self._tensors.items() if tensor.is_floating_point()}
-        broken = [name for name, tensor in floating.items() if tensor.dim() > 1 and not tensor.isfinite().all()]
+        # A vector may be a mask of −∞; what is not a number is none.
+        broken = [
+            name
+            for name, tensor in floating.items()
+            if tensor.isnan().any() or (tensor.dim() > 1 and not tensor.isfinite().all())
+        ]
         if not broken:
             return None
         return f"kept as it is, since it holds NaN or infinity: {listed(broken)}. Is this the network you meant?"
@@ -262,3 +267,10 @@ class _Target:
         values = {name: tensor.dequantize() for name, tensor in quantized.items()}
         packed = {name: tensor for name, tensor in self._tensors.items() if name in values}
         return contents_of(packed).moved(values)
+
+
+def _nothing_left(tensors: Mapping[str, QuantizedTensor], moved: float) -> str | None:
+    """What is wrong with a budget that no weight fits."""
+    if moved < 1 or any(each.nonzero for each in tensors.values() if len(each.shape) > 1):
+        return None
+    return "every weight is zero: allow more bytes, or a higher quality"

@@ -38,6 +38,8 @@ _OF_A_VECTOR = 0.1
 _MOST_OF_ITS_OWN = 3.0
 #: Multiples of a step to either side of zero that a grid has at most; weights that need more are clustered.
 _MOST_MULTIPLES = 2**15 - 1
+#: What makes the smallest numbers of float32 ones that it holds in full; in float64.
+_ENLARGED = np.float64(2.0**120)
 #: Tensors of at most so many values are tried with just these.
 _FEW = 256
 
@@ -125,7 +127,7 @@ def _on_step(
     precision: Precision | None,
 ) -> QuantizedTensor:
     """A matrix on multiples of a step; in a type of 16 bits, of one whose multiples that type can hold."""
-    most = int(np.abs(weights).max() / step) + 2
+    most = int(float(np.abs(weights).max()) / step) + 2
     if precision is not None:
         bits = max(significant_bits(precision) - most.bit_length(), 1)
         fraction, power = np.frexp(step)
@@ -134,6 +136,12 @@ def _on_step(
         tensor = way(weights, step)
         if precision is None or np.array_equal(in_precision(tensor.codebook, precision), tensor.codebook):
             return tensor
+    elif most < _MOST_MULTIPLES and precision is None:
+        # Multiples of so little are no grid in float32: they are chosen in units in which they are.
+        tensor = stepped((weights * _ENLARGED).astype(np.float32), step * _ENLARGED)
+        values = (tensor.codebook / _ENLARGED).astype(np.float32)
+        if len(np.unique(values)) == len(values):
+            return QuantizedTensor(tensor.symbols, values)
     return cluster(weights, min(2 * most, 2**16 - 1), precision or "float32")
 
 
