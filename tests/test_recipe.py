@@ -91,6 +91,32 @@ def test_overrides_reach_every_part():
     assert recipe("quick").phases[0].epochs != 7
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("quick", ["quantization.rate_trials=2", "quantization.rate=1"]),
+        ("quick", ["all.noise=false", "all.tau1=0"]),
+        ("vd+sws", ["all.tau2=0", "quantization.assignment=fit"]),
+        ("quick", ["vd.rate.ramp=0.2", "vd.rate.tau=1"]),
+    ],
+)
+def test_the_order_of_overrides_is_no_matter(name, settings):
+    assert recipe(name).override(*settings) == recipe(name).override(*reversed(settings))
+
+
+def test_of_an_override_that_is_there_twice_the_last_counts():
+    changed = recipe("quick").override("all.tau1=2", "vd.tau1=3", "vd.epochs=7", "vd.epochs=8")
+    assert [phase.tau1 for phase in changed.phases] == [3, 2]
+    assert changed.phases[0].epochs == 8
+    assert recipe("quick").override("vd.tau1=3", "all.tau1=2").phases[0].tau1 == 2
+
+
+@pytest.mark.parametrize("term", ["rate", "groups"])
+def test_costs_of_noisy_weights_need_noise(term):
+    with pytest.raises(RecipeError, match=f"sws: the term {term} is a cost of noisy weights, and needs noise=true"):
+        recipe("sws").override(f"all.{term}.tau=1")
+
+
 def test_epochs_scale_shortens_every_phase_and_drops_none():
     scaled = recipe("quick").override("epochs_scale=0.001").scaled()
     assert [phase.epochs for phase in (*scaled.pretraining, *scaled.phases, scaled.closing)] == [1, 1, 1, 1]

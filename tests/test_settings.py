@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from bayeszip.errors import RecipeError
-from bayeszip.settings import at_least, between, check, choice, from_dict, override, positive, setting, to_dict
+from bayeszip.settings import at_least, between, check, choice, from_dict, parsed, positive, setting, to_dict
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def test_what_is_refused(values, message):
     [("count", "12", 12), ("rate", "2e-4", 2e-4), ("rate", "3", 3.0), ("on", "false", False), ("on", "YES", True)],
 )
 def test_override(name, text, value):
-    settings = override(Outer(), name, text, "outer")
+    settings = dataclasses.replace(Outer(), **parsed(Outer(), {name: text}, "outer"))
     assert getattr(settings, name) == value
     assert dataclasses.replace(settings, **{name: getattr(Outer(), name)}) == Outer()
 
@@ -91,9 +91,9 @@ def test_override(name, text, value):
 )
 def test_overrides_that_are_refused(name, text, message):
     with pytest.raises(RecipeError, match=message):
-        override(Outer(), name, text, "outer")
+        dataclasses.replace(Outer(), **parsed(Outer(), {name: text}, "outer"))
 
 
 def test_who_misspells_a_setting_is_told_those_beside_it():
     with pytest.raises(RecipeError, match=r"no setting speed; known: count, on, rate, far\.speed"):
-        override(Outer(), "speed", "1", "outer", ["far.speed"])
+        parsed(Outer(), {"speed": "1"}, "outer", ["far.speed"])

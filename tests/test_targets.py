@@ -261,6 +261,22 @@ def test_where_bits_alone_are_weighed_their_weight_is_steered():
     assert targets.steered_phase(recipe("l2").phases) is None
 
 
+def test_a_ratio_out_of_reach_is_told_as_a_ratio():
+    with pytest.raises(TargetError, match=r"1e\+06 times smaller is out of reach: with every weight zero"):
+        compress(min_ratio=1e6)
+
+
+def test_an_accuracy_that_is_none_is_refused_before_the_pretraining():
+    watcher = Watcher()
+    watcher.on_batch = None  # called in the first epoch
+    inputs, model = torch.randn(32, 24), nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6))
+    data = ResidentBatches(inputs, inputs[:, :6], 16)
+    with pytest.raises(DataError, match="there is no validation accuracy to keep to: the targets are no classes"):
+        bayeszip.compress(
+            model, data, val_loader=data, recipe=RECIPE, loss="mse", pretrain=True, max_accuracy_drop=1, watcher=watcher
+        )
+
+
 @pytest.mark.parametrize("text", ["1,5k", "2,5MB", "1,50,000", ",5"])
 def test_a_comma_that_could_be_a_point_is_refused(text):
     with pytest.raises(RecipeError, match="not a number of bytes"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from bayeszip.errors import listed
 from bayeszip.fitting import Figures, Phase
+from bayeszip.fitting.course import is_pruning
 from bayeszip.result import Fit, Result, left_out
 from bayeszip.schedules import SCHEDULES
 from bayeszip.summary import show_bytes
@@ -190,7 +191,7 @@ def reach_of(phases: Sequence[tuple[Phase, int]], *, means: bool = True) -> floa
     Args:
         means: whether the weights move at the recipe's rates.
     """
-    trained = [(phase, steps) for phase, steps in phases if phase.tau1 and phase.noise and steps]
+    trained = [(phase, steps) for phase, steps in phases if is_pruning(phase) and phase.noise and steps]
     if not trained:
         return None
     # Every schedule is a constant, or falls to 0 so that half of it is left in the mean.

@@ -24,6 +24,7 @@ from bayeszip.quantize import Quantization, quantize, with_values
 from bayeszip.recipe import Recipe
 from bayeszip.result import Form, Result, coder_of, write_weights
 from bayeszip.snapping import by_curvature, together
+from bayeszip.summary import show_bytes
 from bayeszip.targets import (
     FINER,
     ByteSteering,
@@ -236,7 +237,8 @@ class Ending:
         best: Result | None = None
         for values in FINER:
             how = Quantization(assignment="fit", components=values, codebook_bits=32)
-            best = better(self.finish(quantize(posterior, how), posterior), best, quality)
+            finished = dataclasses.replace(self.finish(quantize(posterior, how), posterior), rate=how.rate)
+            best = better(finished, best, quality)
             if quality.is_kept(best.figures):
                 break
         if best is None:  # never: there is at least one number of values
@@ -432,9 +434,19 @@ def smallest_size(network: nn.Module, original: nn.Module, ending: Ending, targe
     shapes = {each.name: each.theta.shape for each in variational_weights(network)}
     nothing = {name: QuantizedTensor(np.zeros(shape, np.uint8), np.zeros(1)) for name, shape in shapes.items()}
     size = ending.form(original).size
-    budget = None if target is None else target.budget(parameter_count(original))
-    if budget is not None:
-        largest_within(nothing, Posterior.of(network), size, budget)
+    parameters = parameter_count(original)
+    budget = None if target is None else target.budget(parameters)
+    if target is not None and budget is not None:
+        try:
+            largest_within(nothing, Posterior.of(network), size, budget)
+        except TargetError as error:
+            if target.min_ratio is None:
+                raise
+            least = size(nothing)
+            raise TargetError(
+                f"{target.min_ratio:g} times smaller is out of reach: with every weight zero the file takes "
+                f"{show_bytes(least)}, and is {4 * parameters / least:.1f} times smaller; lower min_ratio"
+            ) from error
     return size(nothing)
 
 

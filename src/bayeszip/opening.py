@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,8 @@ def opened(
     examples, judge = _judged_examples(network, first, example_inputs, Judge(Likelihood.of(loss), chosen))
     if val_loader is not None:
         _check_names(val_loader, judge.arguments, "the training data" if example_inputs is None else "example_inputs")
+        if target is not None and target.max_accuracy_drop is not None:
+            _check_has_classes(target, judge, network, val_loader)
     phases = (*(plan.pretraining if pretrain else ()), *plan.phases, plan.closing)
     tutor = known_teacher(teacher, network, phases, first)
     if tutor is not None and judge.likelihood is not None:
@@ -195,6 +198,18 @@ def _first_inputs(loader: Loader) -> Inputs:
     if first is None:
         raise DataError("the training data gave no batch; check the loader")
     return mapped(checked_batch(first).inputs, lambda tensor: tensor[:2].cpu())
+
+
+def _check_has_classes(target: Target, judge: Judge, network: nn.Module, validation: Loader) -> None:
+    """Refuse an accuracy to keep where there is none, by one batch.
+
+    Raises:
+        DataError: the targets are no classes.
+    """
+    with undisturbed(validation) as batches:
+        first = list(itertools.islice(given_by(batches), 1))
+    if first:
+        target.quality(judge(network, first))
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from bayeszip.settings import (
     check,
     choice,
     from_dict,
-    override,
+    parsed,
     positive,
     printable,
     setting,
@@ -39,6 +39,9 @@ from bayeszip.variational.selection import Selection, Strength
 from bayeszip.variational.terms import KINDS, known_kind
 
 __all__ = ["RECIPES", "Coding", "Recipe", "Settings", "recipe", "settings_help"]
+
+#: Parts of a recipe that are no phases of the compression, by their names.
+_PARTS = ("mixture", "quantization", "closing", "coding")
 
 #: Changes to a recipe: fields and their values, or assignments as `--set` takes them.
 Settings = Mapping[str, object] | Sequence[str]
@@ -144,16 +147,38 @@ class Recipe:
         sets it in every phase of the compression, distillation in the closing one too; `NAME.term.field` sets one of a
         further term, which it adds.
 
+        They are made together, so that their order is no matter, but for a setting that is made twice: the last counts.
+
         Raises:
             RecipeError: names what is unknown, or what a value must be.
         """
-        changed = self
+        own: dict[str, str] = {}
+        parts: dict[str, dict[str, str]] = {}
+        phases: dict[str, dict[str, dict[str, str]]] = {}
         for assignment in assignments:
-            path, equals, text = assignment.partition("=")
+            path, equals, text = (part.strip() for part in assignment.partition("="))
             if not equals:
                 raise RecipeError(f"write settings as FIELD=VALUE, not {assignment!r}")
-            changed = changed._with(path.strip(), text.strip())
-        return changed
+            owner, _, name = path.rpartition(".")
+            owner = "closing" if owner == self.closing.name else owner
+            if not owner:
+                _refuse_fields_of_phases(name, text, self)
+                own[name] = text
+            elif owner in _PARTS:
+                parts.setdefault(owner, {})[name] = text
+            else:
+                phase_name, _, term = owner.partition(".")
+                for phase in self._called(phase_name, owner):
+                    phases.setdefault(phase.name, {}).setdefault(term, {})[name] = text
+                if phase_name == "all" and name in REACHES_CLOSING:
+                    parts.setdefault("closing", {})[name] = text
+        changes: dict[str, Any] = parsed(self, own, self.name)
+        for part, texts in parts.items():
+            settings = getattr(self, part)
+            changes[part] = dataclasses.replace(settings, **parsed(settings, texts, part))
+        for sequence in ("pretraining", "phases"):
+            changes[sequence] = tuple(_changed(phase, phases.get(phase.name, {})) for phase in getattr(self, sequence))
+        return dataclasses.replace(self, **changes)
 
     def selecting(
         self,
@@ -184,38 +209,14 @@ class Recipe:
             raise RecipeError(f"settings are {{'all.tau1': 2}}, or ['all.tau1=2'], not {settings!r}")
         return self.override(*assignments)
 
-    def _with(self, path: str, text: str) -> "Recipe":
-        owner, _, name = path.rpartition(".")
-        if not owner:
-            _refuse_fields_of_phases(name, text, self)
-            return override(self, name, text, self.name)
-        if owner in ("mixture", "quantization", "closing", "coding"):
-            return dataclasses.replace(self, **{owner: override(getattr(self, owner), name, text, owner)})
-        if owner == self.closing.name:
-            return self._with(f"closing.{name}", text)
-        phases = [*self.pretraining, *self.phases]
-        phase_name, _, term = owner.partition(".")
-        chosen = self.phases if phase_name == "all" else tuple(phase for phase in phases if phase.name == phase_name)
+    def _called(self, name: str, owner: str) -> list[Phase]:
+        """The phases that `all`, or a phase's own name, stands for; `owner` is what was written."""
+        every = [*self.pretraining, *self.phases]
+        chosen = [phase for phase in every if phase.name == name] if name != "all" else list(self.phases)
         if not chosen:
-            known = ["all", *(phase.name for phase in phases), "mixture", "quantization", "closing", "coding"]
+            known = ["all", *(phase.name for phase in every), *_PARTS]
             raise RecipeError(f"{self.name} has no part {owner!r}; known: {', '.join(known)}")
-
-        def changed(phase: Phase) -> Phase:
-            if phase not in chosen:
-                return phase
-            if term:
-                return _with_term(phase, term, name, text)
-            return override(phase, name, text, phase.name, [f"{kind}.{each.name}" for kind, each in _term_fields()])
-
-        closing = self.closing
-        if phase_name == "all" and name in REACHES_CLOSING:
-            closing = override(closing, name, text, closing.name)
-        return dataclasses.replace(
-            self,
-            pretraining=tuple(map(changed, self.pretraining)),
-            phases=tuple(map(changed, self.phases)),
-            closing=closing,
-        )
+        return chosen
 
     @property
     def starts(self) -> dict[str, Any]:
@@ -277,12 +278,18 @@ def _refuse_fields_of_phases(name: str, text: str, recipe: Recipe) -> None:
         raise RecipeError(f"{name} is a setting of {owner}: write {owner}.{name}={text}")
 
 
-def _with_term(phase: Phase, term: str, name: str, text: str) -> Phase:
-    """The phase with a setting of one of its further terms changed."""
-    settings = phase.terms.get(term) or known_kind(term).Settings()
-    return dataclasses.replace(
-        phase, terms={**phase.terms, term: override(settings, name, text, f"{phase.name}.{term}")}
-    )
+def _changed(phase: Phase, changes: Mapping[str, Mapping[str, str]]) -> Phase:
+    """The phase with settings changed: its own, under no name, and those of further terms, under theirs."""
+    if not changes:
+        return phase
+    beside = [f"{kind}.{each.name}" for kind, each in _term_fields()]
+    own = parsed(phase, changes.get("", {}), phase.name, beside)
+    terms = dict(phase.terms)
+    for term, texts in changes.items():
+        if term:
+            settings = terms.get(term) or known_kind(term).Settings()
+            terms[term] = dataclasses.replace(settings, **parsed(settings, texts, f"{phase.name}.{term}"))
+    return dataclasses.replace(phase, **own, terms=terms)
 
 
 def recipe(name_or_path: "str | Recipe") -> Recipe:

@@ -16,7 +16,7 @@ __all__ = [
     "check",
     "choice",
     "from_dict",
-    "override",
+    "parsed",
     "positive",
     "printable",
     "setting",
@@ -104,12 +104,12 @@ def from_dict(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     return kind(**{name: _value_from(hints[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
-def override(settings: Any, name: str, text: str, where: str, beside: Sequence[str] = ()) -> Any:
-    """A copy of `settings` with one plain field read from `text`; who misspells it is told those `beside` these too."""
+def parsed(settings: Any, texts: Mapping[str, str], where: str, beside: Sequence[str] = ()) -> dict[str, Any]:
+    """Plain fields of `settings`, each read from its text; who misspells one is told those `beside` these too."""
     hints = typing.get_type_hints(type(settings))
     plain = {field.name for field in dataclasses.fields(settings) if hints[field.name] in (bool, int, float, str)}
-    _refuse_unknown({name} - plain, plain, where, beside)
-    return dataclasses.replace(settings, **{name: _parse(hints[name], text, f"{where}.{name}")})
+    _refuse_unknown(set(texts) - plain, plain, where, beside)
+    return {name: _parse(hints[name], text, f"{where}.{name}") for name, text in texts.items()}
 
 
 def _parse(kind: type, text: str, where: str) -> Any:

@@ -24,7 +24,7 @@ import torch
 
 from bayeszip.errors import DataError, RecipeError, TargetError
 from bayeszip.fitting import Course, EpochStats, Figures, Metric, Phase, Steering
-from bayeszip.fitting.course import is_in_force
+from bayeszip.fitting.course import is_pruning
 from bayeszip.posterior import Posterior
 from bayeszip.quantize import Quantization, quantize, share_anew, trim, unpruned
 from bayeszip.result import Result
@@ -33,7 +33,6 @@ from bayeszip.settings import as_number
 from bayeszip.summary import show_bytes
 from bayeszip.tensors import QuantizedTensor
 from bayeszip.variational import MixturePrior
-from bayeszip.variational.terms import KINDS
 
 __all__ = [
     "ByteSteering",
@@ -238,10 +237,7 @@ def parse_bytes(text: str) -> int:
 
 def steered_phase(phases: Sequence[Phase]) -> Phase | None:
     """The first with a term that the strength is a factor of, which is set then; None: there is nothing to steer by."""
-    steered = [kind for kind in KINDS.values() if kind.steered]
-    return next(
-        (phase for phase in phases if phase.epochs and any(is_in_force(kind, [phase]) for kind in steered)), None
-    )
+    return next((phase for phase in phases if phase.epochs and is_pruning(phase)), None)
 
 
 class TargetSteering(Steering):
@@ -382,7 +378,7 @@ class QualitySteering(TargetSteering):
     def on_epoch(self, stats: EpochStats, course: Course) -> None:
         super().on_epoch(stats, course)
         spare = self._spare(stats, 0.0)
-        if stats.phase in self._after and any(term.steered for term in course.terms) and spare != -math.inf:
+        if stats.phase in self._after and is_pruning(course.phase) and spare != -math.inf:
             # What is dead stays so; the others can still be relieved.
             self.log_strength = max(self.log_strength + GAIN * min(max(spare, -1.0), 0.0), WEAKEST)
 

@@ -12,6 +12,7 @@ from bayeszip.compressor import Compressor
 from bayeszip.errors import CheckpointError, DataError, ModelError, RecipeError, TargetError, TrainingError
 from bayeszip.fitting import ResidentBatches, Watcher, evaluate
 from bayeszip.fitting.checkpoint import read_checkpoint, write_checkpoint
+from bayeszip.fitting.course import RATE
 from bayeszip.recipe import recipe
 from bayeszip.variational.layers import VariationalLinear
 
@@ -459,6 +460,28 @@ def test_the_model_takes_the_values_of_the_rate_that_trials_chose(model, rate):
     result = compressor.finalize(example_inputs=(blobs()[0][:2],), val_loader=[blobs(seed=2)])
     assert result.rate == (rate if rate < 1e6 else 0.0)
     assert torch.allclose(model(blobs(seed=2)[0]), result.model(blobs(seed=2)[0]), atol=1e-5)
+
+
+def test_a_curvature_that_nothing_asks_for_is_refused_at_once():
+    with pytest.raises(RecipeError, match=r"set quantization\.rate, or set it to 0"):
+        Compressor(mlp(), RECIPE.override("quantization.curvature=1"), n_data=N)
+
+
+def test_a_training_may_be_ended_by_another_ending():
+    told = Compressor(mlp(), RECIPE, n_data=N).state_dict()
+    other = RECIPE.override("quantization.rate=1", "coding.norms=keep", "reassign=true")
+    Compressor(mlp(), other, n_data=N).load_state_dict(told)
+    with pytest.raises(CheckpointError, match="tau1"):
+        Compressor(mlp(), RECIPE.override("all.tau1=3"), n_data=N).load_state_dict(told)
+
+
+@pytest.mark.parametrize("term", ["rate", "groups"])
+def test_variances_are_hurried_whatever_prunes(term):
+    """Few steps have to do, by a divergence or without one."""
+    recipe = RECIPE.override("all.tau1=0", f"all.{term}.tau=1")
+    compressor = Compressor(mlp(), recipe, n_data=N, total_steps=30)
+    (own,) = (group["lr"] for group in compressor.parameter_groups() if group[RATE] == "rate_log_sigma2")
+    assert own > 2 * recipe.phases[0].rate_log_sigma2
 
 
 def test_a_curvature_needs_training_data(model):

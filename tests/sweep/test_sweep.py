@@ -46,6 +46,14 @@ def test_ranges_and_lists_become_values_that_the_recipe_takes():
     assert QUICK.override(*values).phases[0].tau1 == 0.3
 
 
+def test_what_one_setting_may_be_is_told_beside_the_others():
+    """Trials of a rate need one."""
+    varied = ["quantization.rate_trials=1,2", "quantization.rate=1:2"]
+    assert [each.field for each in parse_dimensions(varied, QUICK)] == ["quantization.rate_trials", "quantization.rate"]
+    with pytest.raises(RecipeError, match=r"quantization\.rate, which is 0"):
+        parse_dimensions(varied[:1], QUICK)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

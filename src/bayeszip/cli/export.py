@@ -22,7 +22,8 @@ def export(
         str | None,
         typer.Option(
             "--dtype",
-            help="float32, float64, float16 or bfloat16. By default float32 in ONNX; in safetensors as it was.",
+            help="float32, float64, float16 or bfloat16. By default float32 in ONNX; in safetensors as the network "
+            "was, and float32 for quantized weights of a file without a graph.",
             show_default=False,
         ),
     ] = None,

@@ -101,7 +101,7 @@ def sweep(
     from bayeszip.loaders import check_batch_size
     from bayeszip.processes import untouched_device
     from bayeszip.recipe import recipe as named_recipe
-    from bayeszip.sweep import Plan, check_classes, check_success, front_of, parse_dimensions, write_front
+    from bayeszip.sweep import Plan, check_classes, check_optuna, check_success, front_of, parse_dimensions, write_front
 
     if local_rank() is not None:
         raise RecipeError("a trial runs in one process; start `bayeszip sweep` once for each GPU, without a launcher")
@@ -114,6 +114,7 @@ def sweep(
     prepare = _Preparation(model, weights, data, seed, device)
     # What can't be had, or measured, is told here, once, and not by every trial.
     check_classes(*replace(prepare, device="cpu")(chosen))
+    check_optuna()
     create_folder(folder)
     plan = Plan(chosen, dimensions, prepare, pretrain, seed, device, margin)
     facts = {"model": model, "data": data, "weights": None if weights is None else str(weights), **plan.facts()}

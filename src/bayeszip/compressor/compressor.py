@@ -63,7 +63,7 @@ from bayeszip.fitting.batches import (
     running,
 )
 from bayeszip.fitting.checkpoint import differences
-from bayeszip.fitting.course import MEANS, RATE, Dials, Problem, groups_of, is_in_force
+from bayeszip.fitting.course import MEANS, RATE, Dials, Problem, groups_of, is_in_force, is_pruning
 from bayeszip.fitting.finite import terms_not_finite, weights_not_finite
 from bayeszip.fitting.likelihood import Loss
 from bayeszip.fitting.outputs import names_in, predictions
@@ -87,6 +87,8 @@ __all__ = ["Compressor", "CompressorStats"]
 
 #: Steps between two looks for numbers that are not finite, on a GPU.
 CHECK_EVERY = 50
+#: What a recipe says of what comes after the last step.
+_OF_THE_ENDING = ("quantization", "closing", "reassign", "coding")
 #: How far variances are to get, in units of how far they must, and the rate that is never exceeded for it.
 WELL_REACHED, FASTEST = 2.0, 0.05
 
@@ -171,6 +173,11 @@ class Compressor:
         self._began = time.perf_counter()
         _check_tensors(self.model)
         settings, phases = self.recipe, (*self.recipe.phases, self.recipe.closing)
+        if settings.quantization.curvature and not settings.quantization.rate:
+            raise RecipeError(
+                f"{settings.name}: quantization.curvature says what moves cost that save bits; set quantization.rate, "
+                "or set it to 0"
+            )
         examples = self._example_inputs(None)
         self._tutor = known_teacher(teacher, self.model, phases, examples)
         #: Whether anything was learnt from it.
@@ -428,6 +435,8 @@ class Compressor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave, in a Compressor made for the same network and recipe.
 
+        What a recipe says of the ending (quantization, the closing phase, coding) may have changed.
+
         Raises:
             CheckpointError: it is of another network, recipe or schedule; says what differs.
         """
@@ -435,7 +444,8 @@ class Compressor:
         missing = {"step", "strength", "conditions", "model", "terms", "teacher"} - set(state)
         if missing:
             raise CheckpointError(f"this is not the state of a Compressor: it lacks {', '.join(sorted(missing))}")
-        found = differences(state["conditions"], self._conditions())
+        conditions = {**state["conditions"], "recipe": _of_training(state["conditions"]["recipe"])}
+        found = differences(conditions, self._conditions())
         if found:
             raise CheckpointError("the state is of another compression:\n  " + "\n  ".join(found[:12]))
         for module, held in ((self.model, state["model"]), (self._original, state["teacher"])):
@@ -670,7 +680,7 @@ class Compressor:
     def _conditions(self) -> dict[str, Any]:
         """What a state must agree with."""
         return {
-            "recipe": to_dict(self.recipe),
+            "recipe": _of_training(to_dict(self.recipe)),
             "n_data": self.n_data,
             "steps": [stretch.steps for stretch in self._stretches],
             "model": {
@@ -685,10 +695,15 @@ class Compressor:
             )
 
 
+def _of_training(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What it says of the training itself."""
+    return {name: said for name, said in recipe.items() if name not in _OF_THE_ENDING}
+
+
 def _haste(stretches: Sequence[_Stretch]) -> float:
     """By how much faster than in the recipe variances must be trained, if steps are few, to get where they must."""
     reach = reach_of([(stretch.phase, stretch.steps) for stretch in stretches], means=False)
-    fastest = max((stretch.phase.rate_log_sigma2 for stretch in stretches if stretch.phase.tau1), default=0.0)
+    fastest = max((stretch.phase.rate_log_sigma2 for stretch in stretches if is_pruning(stretch.phase)), default=0.0)
     if not reach or not fastest:
         return 1.0
     return max(1.0, min(WELL_REACHED / reach, FASTEST / fastest))

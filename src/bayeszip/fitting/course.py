@@ -23,7 +23,19 @@ from bayeszip.variational.layers import VariationalLayer, VariationalWeight, var
 from bayeszip.variational.objective import Weighed, add_gradients, part_names, regularizer
 from bayeszip.variational.terms import KINDS, Term
 
-__all__ = ["DATA", "MEANS", "RATE", "Course", "Dials", "Loss", "Problem", "groups_of", "is_in_force", "start_terms"]
+__all__ = [
+    "DATA",
+    "MEANS",
+    "RATE",
+    "Course",
+    "Dials",
+    "Loss",
+    "Problem",
+    "groups_of",
+    "is_in_force",
+    "is_pruning",
+    "start_terms",
+]
 
 #: The part of the loss that comes from the data; terms add the others.
 DATA = "data"
@@ -87,6 +99,11 @@ def is_in_force(kind: type[Term], phases: Sequence[Phase]) -> bool:
     """Whether one of the phases has this kind of term."""
     said = [phase.settings_of(kind) for phase in phases]
     return any(settings is not None and kind.counts(settings) for settings in said)
+
+
+def is_pruning(phase: Phase) -> bool:
+    """Whether a term that a target can turn is in force: τ₁'s, or another by which weights die."""
+    return any(kind.steered and is_in_force(kind, [phase]) for kind in KINDS.values())
 
 
 class Course:

@@ -112,6 +112,8 @@ class Keeper(Generic[W]):
         #: The checkpoint's state; its fitting is that after the results.
         self._resumed: dict[str, Any] | None = None
         self._seconds_before, self._began = 0.0, time.perf_counter()
+        #: Whether the run that was taken up is over, and nothing was added to it.
+        self._is_over = False
         self._signals = _Signals()
         self._checkpoints: Checkpoints | None = None
         self._failing = False
@@ -130,7 +132,9 @@ class Keeper(Generic[W]):
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far, in all processes that carried it."""
+        """How long the run has taken so far, in all processes that carried it; once it is over, no longer."""
+        if self._is_over:
+            return self._seconds_before
         return self._seconds_before + time.perf_counter() - self._began
 
     @property
@@ -154,7 +158,7 @@ class Keeper(Generic[W]):
             self._take_up(fitting, self._resumed, is_over)
         if is_over:
             return
-        self._resumed = None
+        self._resumed, self._is_over = None, False
         self._last_steps = fitting.steps
         fitting.at_rest = lambda moment: self._at_rest(fitting, moment)
         fitting.run()
@@ -208,6 +212,7 @@ class Keeper(Generic[W]):
             found.check_conditions(self._conditions)
         self._resumed, self._results = found.state, found.state["results"]
         self._seconds_before = found.state["seconds"]
+        self._is_over = found.state["fitting"] is None
 
     def _at_rest(self, fitting: Fitting, moment: Moment) -> None:
         if not self._writes:

@@ -61,6 +61,10 @@ class Phase(MixtureSettings, DivergenceSettings, _Training):
         if not isinstance(self.terms, Mapping):
             raise RecipeError(f"{self.name}.terms must be an object of terms by name, not {self.terms!r}")
         object.__setattr__(self, "terms", {name: self._term(name, said) for name, said in self.terms.items()})
+        for name, said in self.terms.items():
+            kind = known_kind(name)
+            if not self.noise and kind.steered and kind.counts(said):
+                raise RecipeError(f"{self.name}: the term {name} is a cost of noisy weights, and needs noise=true")
 
     def _term(self, name: str, said: Any) -> Any:
         """The settings of a further term, from what a recipe says of it."""

@@ -2,7 +2,7 @@
 
 from bayeszip.sweep.front import Front, front_of, write_front
 from bayeszip.sweep.space import Dimension, grid_of, parse_dimensions
-from bayeszip.sweep.study import SharedStudy, open_study
+from bayeszip.sweep.study import SharedStudy, check_optuna, open_study
 from bayeszip.sweep.worker import Outcome, Plan, check_classes, check_success, work
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Plan",
     "SharedStudy",
     "check_classes",
+    "check_optuna",
     "check_success",
     "front_of",
     "grid_of",

@@ -1,6 +1,7 @@
 """What a sweep varies: settings of a recipe, each over a range or a list of values."""
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,12 +51,16 @@ def grid_of(dimensions: Sequence[Dimension]) -> list[dict[str, str]]:
 
 
 def parse_dimensions(texts: Iterable[str], recipe: Recipe) -> tuple[Dimension, ...]:
-    """Each as `parse_dimension` reads it; no setting twice.
+    """Each as `parse_dimension` reads it, beside the first values of the others; no setting twice.
 
     Raises:
         RecipeError: there is none, or two vary the same setting.
     """
-    dimensions = tuple(parse_dimension(text, recipe) for text in texts)
+    varied = list(texts)
+    firsts = [re.split("[,:]", text)[0].strip() for text in varied]
+    dimensions = tuple(
+        parse_dimension(text, recipe, beside=firsts[:place] + firsts[place + 1 :]) for place, text in enumerate(varied)
+    )
     fields = [dimension.field for dimension in dimensions]
     if not fields:
         raise RecipeError("a sweep needs something to vary: --vary FIELD=LOW:HIGH[:log] or FIELD=A,B,C")
@@ -65,8 +70,11 @@ def parse_dimensions(texts: Iterable[str], recipe: Recipe) -> tuple[Dimension, .
     return dimensions
 
 
-def parse_dimension(text: str, recipe: Recipe) -> Dimension:
+def parse_dimension(text: str, recipe: Recipe, beside: Sequence[str] = ()) -> Dimension:
     """`FIELD=LOW:HIGH`, `FIELD=LOW:HIGH:log` or `FIELD=A,B,C`, held to what the recipe takes.
+
+    Args:
+        beside: other settings that are changed, FIELD=VALUE each.
 
     >>> from bayeszip.recipe import recipe
     >>> str(parse_dimension("all.tau1=0.1:10:log", recipe("quick")))
@@ -81,21 +89,21 @@ def parse_dimension(text: str, recipe: Recipe) -> Dimension:
     if not equals or not field or not values:
         raise RecipeError(f"write what to vary as FIELD=LOW:HIGH[:log] or FIELD=A,B,C, not {text!r}")
     if ":" in values:
-        return _range(field, values, recipe)
+        return _range(field, values, recipe, beside)
     choices = tuple(choice.strip() for choice in values.split(","))
     for choice in choices:
-        recipe.override(f"{field}={choice}")
+        recipe.override(*beside, f"{field}={choice}")
     if len(set(choices)) < len(choices):
         raise RecipeError(f"{field}: {values} names a value twice")
     return Dimension(field, choices)
 
 
-def _range(field: str, values: str, recipe: Recipe) -> Dimension:
+def _range(field: str, values: str, recipe: Recipe, beside: Sequence[str]) -> Dimension:
     low_text, high_text, *scale = (part.strip() for part in values.split(":"))
     if scale not in ([], ["log"]):
         raise RecipeError(f"{field}: write a range as LOW:HIGH or LOW:HIGH:log, not {values!r}")
     for end in (low_text, high_text):
-        recipe.override(f"{field}={end}")
+        recipe.override(*beside, f"{field}={end}")
     try:
         low, high = float(low_text), float(high_text)
     except ValueError:
@@ -104,14 +112,16 @@ def _range(field: str, values: str, recipe: Recipe) -> Dimension:
         raise RecipeError(f"{field}: the range {low_text}:{high_text} is empty; the lower end comes first")
     if scale and low <= 0:
         raise RecipeError(f"{field}: a range on a log scale begins above 0, not at {low_text}")
-    return Dimension(field, low=low, high=high, log=bool(scale), whole=_takes_whole_numbers(field, low, high, recipe))
+    return Dimension(
+        field, low=low, high=high, log=bool(scale), whole=_takes_whole_numbers(field, low, high, recipe, beside)
+    )
 
 
-def _takes_whole_numbers(field: str, low: float, high: float, recipe: Recipe) -> bool:
+def _takes_whole_numbers(field: str, low: float, high: float, recipe: Recipe, beside: Sequence[str]) -> bool:
     """Whether a number inside the range is refused for not being whole; both ends were taken."""
     inside = low + (high - low) / 3.14159
     try:
-        recipe.override(f"{field}={inside!r}")
+        recipe.override(*beside, f"{field}={inside!r}")
     except RecipeError:
         return True
     return False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-__all__ = ["SharedStudy", "open_study"]
+__all__ = ["SharedStudy", "check_optuna", "open_study"]
 
 NAME = "bayeszip"
 
@@ -55,6 +55,18 @@ def _guarded(method: "Callable[Concatenate[SharedStudy, P], T]") -> "Callable[Co
             return method(self, *args, **options)
 
     return guarded
+
+
+def check_optuna() -> None:
+    """Refuse a sweep that can't begin.
+
+    Raises:
+        ModelError: optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise ModelError("a sweep needs optuna: pip install 'bayeszip[sweep]'") from error
 
 
 class SharedStudy:
@@ -202,10 +214,9 @@ def open_study(
         OutputError: the storage can't be read or written.
         RecipeError: the study in it follows another plan; shows the differences.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ModelError("a sweep needs optuna: pip install 'bayeszip[sweep]'") from error
+    check_optuna()
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with _reading(storage):
         backend = _backend(storage)
