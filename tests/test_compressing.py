@@ -506,15 +506,20 @@ def _normed():
     return nn.Sequential(nn.Conv1d(5, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
 
 
+_ADAM = ("closing.rate_theta=0.01",)
+_GRADIENT_DESCENT = ("closing.rate_theta=0.03", "closing.optimizer=sgd", "quantization.values=5")
+
+
+@pytest.mark.parametrize("steps", [_ADAM, _GRADIENT_DESCENT])
 @pytest.mark.parametrize(
     ("kind", "loss"), [(_Recurrent, "mse"), (_Attending, "cross-entropy"), (_normed, "cross-entropy")]
 )
-def test_symbols_are_free_in_networks_of_other_kinds(kind, loss, tmp_path):
+def test_symbols_are_free_in_networks_of_other_kinds(kind, loss, steps, tmp_path):
     torch.manual_seed(0)
     network, inputs = kind(), torch.randn(256, 5, 6)
     targets = inputs.mean((1, 2))[:, None] if loss == "mse" else (inputs[:, 0, 0] > 0).long()
     data = [(inputs[rows : rows + 32], targets[rows : rows + 32]) for rows in range(0, 256, 32)]
-    settings = QUICK.override("closing.epochs=20", "reassign=true", "closing.rate_theta=0.01")
+    settings = QUICK.override("closing.epochs=20", "reassign=true", *steps)
     result = bayeszip.compress(
         network,
         data,
@@ -527,6 +532,10 @@ def test_symbols_are_free_in_networks_of_other_kinds(kind, loss, tmp_path):
         seed=0,
     )
     assert result.figures.loss < result.snapped.loss
+    shared = [result.compressed.tensors.get(name) for name in result.fit.conversion.gaussian]
+    codebooks = [tensor.codebook for tensor in shared if tensor is not None]
+    assert codebooks
+    assert not settings.quantization.values or max(map(len, codebooks)) <= 1 + settings.quantization.values
     result.save(tmp_path / "net.bayz")
     assert torch.equal(bayeszip.load(tmp_path / "net.bayz")(inputs), result.model(inputs))
 

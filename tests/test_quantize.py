@@ -258,6 +258,44 @@ def test_scales_stay_where_weights_are_trimmed_or_shared_anew():
     assert np.allclose(anew.dequantize(), tensor.dequantize(), atol=5e-3)
 
 
+@given(st.integers(0, 2**16), st.integers(2, 7), st.integers(0, 6))
+@settings(max_examples=40)
+def test_fewer_values_are_means_of_neighbors_of_one_sign_and_zeros_stay(seed, count, negative):
+    rng = np.random.default_rng(seed)
+    means = [*(-0.2 - 0.3 * np.arange(negative)), *(0.2 + 0.3 * np.arange(6 - negative))]
+    prior = mixture([0.0, *means], [0.1] * 7, [0.4, *[0.1] * 6])
+    theta = rng.uniform(min(means) - 0.1, max(means) + 0.1, (30, 40)).astype(np.float32)
+    as_it_has, fewer = (
+        quantize(posterior(theta, mixture=prior), Quantization(values=values))["w"] for values in (0, count)
+    )
+    assert len(as_it_has.codebook) == 7
+    assert len(fewer.codebook) == 1 + min(count, 6)
+    if count >= 6:
+        np.testing.assert_array_equal(fewer.dequantize(), as_it_has.dequantize())
+        return
+    np.testing.assert_array_equal(np.sign(fewer.dequantize()), np.sign(as_it_has.dequantize()))
+    for symbol in range(1, count + 1):
+        members = fewer.symbols == symbol
+        assert fewer.codebook[symbol] == pytest.approx(theta[members].mean(), abs=1e-6)
+        joined = np.unique(as_it_has.symbols[members])
+        assert np.array_equal(joined, np.arange(joined[0], joined[-1] + 1))
+        assert not np.isin(as_it_has.symbols[~members], joined).any()
+
+
+def test_one_value_for_both_signs_is_refused():
+    with pytest.raises(RecipeError, match="at least 2, one of each sign"):
+        Quantization(values=1)
+
+
+def test_fewer_values_are_in_units_of_their_tensors():
+    units = {"w": 4.0}
+    prior = replace(mixture([0.0, -1.0, 0.9, 1.1], [0.05] * 4, [0.4, 0.2, 0.2, 0.2]), units=units)
+    theta = 4 * np.array([[-1.0, 0.9, 1.1, 0.0, 1.1]], np.float32)
+    tensor = quantize(posterior(theta, mixture=prior), Quantization(values=2))["w"]
+    assert tensor.codebook.tolist() == pytest.approx([0, -1, 3.1 / 3])
+    assert tensor.dequantize()[0].tolist() == pytest.approx([-4, 4 * 3.1 / 3, 4 * 3.1 / 3, 0, 4 * 3.1 / 3])
+
+
 def test_without_a_price_every_weight_takes_the_nearest_multiple():
     weights = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
     weights[:, 3] = 0

@@ -194,8 +194,9 @@ def test_further_rates_are_taken_up(tmp_path):
     assert resumed.steps == ["values-rate=4"] * 3
 
 
-def test_free_symbols_are_taken_up(whole, tmp_path):
-    settings = QUICK.override("reassign=true", "closing.rate_theta=0.03")
+@pytest.mark.parametrize("steps", [(), ("closing.optimizer=sgd", "quantization.values=3")])
+def test_free_symbols_are_taken_up(steps, whole, tmp_path):
+    settings = QUICK.override("reassign=true", "closing.rate_theta=0.03", *steps)
     expected = run(recipe=settings)
     assert expected.blob != whole.blob
     with pytest.raises(Crash):

@@ -333,9 +333,11 @@ class Ending:
     ) -> Mapping[str, QuantizedTensor]:
         """The closing step: better values, by the same symbols or by those that are next to them."""
         nothing_to_train = len(next(iter(quantized.values())).codebook) == 1
-        if self.close is None or not self.settings.closing.epochs or nothing_to_train:
+        closing = self.settings.closing
+        if self.close is None or not closing.epochs or nothing_to_train:
             return quantized
-        shared = (FreeSymbols if self.settings.reassign else SharedValues)(network, quantized)
+        kind = FreeSymbols if self.settings.reassign else SharedValues
+        shared = kind(network, quantized, averaged=closing.optimizer == "sgd")
         self.close(network, quantized, shared)
         chosen = shared.symbols()
         moved = {name: dataclasses.replace(t, symbols=chosen.get(name, t.symbols)) for name, t in quantized.items()}

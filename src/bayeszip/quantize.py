@@ -108,6 +108,12 @@ class Quantization:
         1.0, "weights whose dropout rate σ²/(θ²+σ²) is at least this become 0 (1: none do)", between(0.5, 1)
     )
     components: int = setting(64, "shared values that assignment=fit looks for", between(1, 2**16 - 1))
+    values: int = setting(
+        0,
+        "at most so many shared values that are not zero: where there are more, neighbors of one sign join (0: as many "
+        "as there are)",
+        between(0, 2**16 - 1),
+    )
     merge_within: float = setting(
         0.0, "components merge that lie within this many standard deviations of each other", at_least(0)
     )
@@ -147,6 +153,8 @@ class Quantization:
             raise RecipeError(
                 "quantization.rate_trials tries parts of quantization.rate, which is 0; set it to 1 or so"
             )
+        if self.values == 1:
+            raise RecipeError("quantization.values must be at least 2, one of each sign, or 0 for as many as there are")
         if self.codebook_bits not in (16, 32):
             raise RecipeError(f"quantization.codebook_bits must be 16 or 32, not {self.codebook_bits}")
 
@@ -171,6 +179,8 @@ def quantize(posterior: Posterior, settings: Quantization) -> dict[str, Quantize
     tensors = _compact_codebook(symbols, round_codebook(values, settings.codebook_bits))
     for name, unit in mixture.units.items():
         tensors[name] = _in_unit(tensors[name], round_codebook(np.array([0.0, unit]), settings.codebook_bits))
+    if settings.values and len(_shared_codebook(tensors)) - 1 > settings.values:
+        tensors = _with_neighbors_joined(tensors, posterior, settings)
     return by_rate(tensors, posterior, settings.rate, settings.codebook_bits) if settings.rate else tensors
 
 
@@ -218,6 +228,33 @@ def with_values(
     """The same symbols with other shared values, rounded; of these, only such as are in use and differ."""
     symbols = {name: tensor.symbols for name, tensor in quantized.items()}
     return _with_scales(_compact_codebook(symbols, round_codebook(values, codebook_bits)), quantized)
+
+
+def _with_neighbors_joined(
+    quantized: Mapping[str, QuantizedTensor], posterior: Posterior, settings: Quantization
+) -> dict[str, QuantizedTensor]:
+    """The same zeros by fewer other values: as many neighbors to each as to the next, and each the mean of its weights.
+
+    Components lie where the mixture has drawn weights to, at almost even steps; so do pairs of them. Values that were
+    fitted to the weights anew would be closer to them, and so close to each other where weights are many that symbols
+    took more bits.
+    """
+    signs = _shared_codebook(quantized)[1:] < 0
+    below = round(settings.values * signs.mean())
+    # Where there are few of a sign, they keep one.
+    below = min(max(below, int(signs.any())), settings.values - int(not signs.all()))
+    negative, positive = int(signs.sum()), int((~signs).sum())
+    left = np.arange(negative) * below // max(negative, 1)
+    right = below + np.arange(positive) * (settings.values - below) // max(positive, 1)
+    joined = np.concatenate([[0], 1 + left, 1 + right])
+    moved = {name: replace(tensor, symbols=joined[tensor.symbols]) for name, tensor in quantized.items()}
+    sums, counts = np.zeros((2, settings.values + 1))
+    for name, tensor in moved.items():
+        flat = tensor.symbols.ravel()
+        sums += np.bincount(flat, _in_units(posterior.weights[name].theta, tensor).ravel(), sums.size)
+        counts += np.bincount(flat, minlength=sums.size)
+    sums[0] = 0.0
+    return with_values(moved, sums / np.maximum(counts, 1), settings.codebook_bits)
 
 
 def _means_of_members(

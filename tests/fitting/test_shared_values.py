@@ -222,6 +222,34 @@ def test_values_that_pass_each_other_are_still_found():
     assert free.values.grad.tolist() == [1, 1, 0]
 
 
+@pytest.mark.parametrize("kind", [SharedValues, FreeSymbols])
+def test_averaged_values_have_the_mean_of_their_weights_gradients(kind):
+    network, tensors = build()
+    tensors["0.weight"] = replace(tensors["0.weight"], scale=QuantizedTensor([1] * 5, np.array([0, 3.0])))
+    summed, averaged = kind(network, tensors), kind(network, tensors, averaged=True)
+    inputs, targets = torch.randn(16, 6), torch.randint(3, (16,))
+    for shared in (summed, averaged):
+        F.cross_entropy(shared(inputs), targets).backward()
+    assert torch.equal(averaged(inputs), summed(inputs))
+    members = sum(np.bincount(tensor.symbols.ravel(), minlength=6)[1:] for tensor in tensors.values())
+    assert members[4] == 0
+    expected = summed.values.grad / torch.from_numpy(np.maximum(members, 1))
+    torch.testing.assert_close(averaged.values.grad, expected, rtol=1e-5, atol=1e-8)
+    if kind is FreeSymbols:
+        assert torch.equal(averaged.latents.grad, summed.latents.grad)
+
+
+def test_a_value_that_is_averaged_moves_as_its_weights_do():
+    tensor = QuantizedTensor([[1, 1, 1, 2, 0]], np.array([0, 0.5, 2.0]))
+    free = FreeSymbols(nn.Linear(5, 1, bias=False), {"weight": tensor}, averaged=True)
+    before = free.latents.detach().clone()
+    phase = Phase(name="values", epochs=1, noise=False, optimizer="sgd", rate_theta=0.01, schedule="constant")
+    fit(free, [(torch.eye(5), torch.zeros(5, dtype=torch.long))], (phase,), n_data=5, loss=lambda out, _: out.sum())
+    moved = free.latents.detach() - before
+    np.testing.assert_allclose(free.values.detach() - torch.tensor([0.5, 2.0]), [moved[:3].mean(), moved[3]], rtol=1e-4)
+    assert (moved < 0).all()
+
+
 def test_nothing_but_zeros_has_no_latents():
     tensor = QuantizedTensor(np.zeros((3, 4), np.int64), CODEBOOK)
     free = FreeSymbols(nn.Linear(4, 3, bias=False), {"weight": tensor})

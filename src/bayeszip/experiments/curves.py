@@ -15,6 +15,7 @@ __all__ = [
     "AT_NO_RATE",
     "BEYOND",
     "CURVES",
+    "FURTHER",
     "LAST",
     "LATER",
     "NETWORKS",
@@ -37,7 +38,7 @@ UNTOUCHED = tuple(range(10, 15))
 #: Others, for networks that are trained on all images when the figures of the former have been seen.
 AFRESH = tuple(range(20, 25))
 #: Others again, for ways that were set when those figures had been seen too; and when these had; and those.
-LATER, LAST, BEYOND = (tuple(range(first, first + 5)) for first in (30, 40, 50))
+LATER, LAST, BEYOND, FURTHER = (tuple(range(first, first + 5)) for first in (30, 40, 50, 60))
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,20 @@ class Network:
     mixed_precision: str | None = None
 
 
-_CIFAR = Network("", data="cifar10", recipe="deep", augment="shift=4,flip", seeds=3, mixed_precision="bf16")
+#: How `deep` ended a training when most of its records were made.
+_CLOSED_BY_ADAM = (
+    "closing.epochs=20 closing.optimizer=adam closing.rate_theta=0.003 closing.weight_decay=0 closing.schedule=linear"
+    " quantization.values=0"
+)
+_CIFAR = Network(
+    "",
+    data="cifar10",
+    recipe="deep",
+    augment="shift=4,flip",
+    seeds=3,
+    settings=_CLOSED_BY_ADAM,
+    mixed_precision="bf16",
+)
 _MNIST = Network("", data="mnist", recipe="vd+sws", settings="mixture.components=17", augment="", seeds=5)
 
 NETWORKS: dict[str, Network] = {
@@ -81,14 +95,14 @@ NETWORKS: dict[str, Network] = {
         title="ResNet-20-4",
         pretraining="l2.rate_theta=0.1 l2.epochs=110",
         augment_before="shift=4,flip,cutout=8",
-        settings="vd+sws.epochs=15",
+        settings=f"{_CLOSED_BY_ADAM} vd+sws.epochs=15",
     ),
     "vgg-16": replace(
         _CIFAR,
         title="VGG-16",
         pretraining="l2.rate_theta=0.1 l2.epochs=112",
         augment_before="shift=4,flip,cutout=16",
-        settings="vd+sws.epochs=15",
+        settings=f"{_CLOSED_BY_ADAM} vd+sws.epochs=15",
     ),
 }
 
@@ -109,6 +123,10 @@ _NARROW = "all.groups.tau=30 vd.groups.ramp=0.2 mixture.components=9"
 _SETTLED = "reassign=true closing.epochs=60 closing.rate_theta=0.003"
 _SHORT = "vd.epochs=60 vd.rate_log_sigma2=0.0014 vd+sws.epochs=12 quantization.together=true"
 _FORMER = "all.rate.tau=0 mixture.seeding=quantiles reassign=false closing.rate_theta=0.001"
+_GENTLE = (
+    "quantization.values=8 closing.epochs=10 closing.optimizer=sgd closing.rate_theta=0.04 closing.weight_decay=0.0005"
+    " closing.schedule=cosine"
+)
 WAYS: dict[str, Way] = {
     "priced": Way(PRICED, "with the rate term"),
     "free": Way(_FREE, "with symbols that are free in the closing phase"),
@@ -131,6 +149,13 @@ WAYS: dict[str, Way] = {
         f"{_NARROW} {_SETTLED} mixture.components=7",
         "with the prior on units, 7 components, images that are only shifted, and symbols that are free in a closing"
         " phase of 60 epochs",
+        augment="shift=1",
+    ),
+    "narrow-six": Way(
+        f"{_NARROW} {_SETTLED} quantization.values=6 closing.optimizer=sgd closing.rate_theta=0.1"
+        " closing.schedule=cosine",
+        "with the prior on units, 9 components, images that are only shifted, and symbols that are free in a closing"
+        " phase of 60 epochs by gradient descent with 6 values that are not zero",
         augment="shift=1",
     ),
     "smallest": Way("", "by the recipe `smallest`", "smallest"),
@@ -170,6 +195,12 @@ WAYS: dict[str, Way] = {
         f"{_SHORT} {_FORMER}",
         "with 60 + 12 epochs with noise, weights of a row that take values together, no rate term, components seeded at"
         " quantiles, and symbols that stay",
+    ),
+    # The same, ended by fewer values and by gradient descent.
+    "gentle": Way(
+        f"{_SHORT} {_GENTLE}",
+        "with 60 + 12 epochs with noise, weights of a row that take 8 values together, and a closing phase of 10 epochs"
+        " by gradient descent",
     ),
     "brief": Way(
         "l2.epochs=50 vd.epochs=20 vd.rate_log_sigma2=0.004 vd+sws.epochs=6 closing.epochs=5 mixture.components=33"
@@ -358,6 +389,7 @@ CURVES: tuple[Curve, ...] = (
         family=LAST,
     ),
     Curve("lenet-5", True, (8,), ((8, 0),), way="narrow-seven", whole=True, beginning=LAST[0], family=BEYOND),
+    Curve("lenet-5", True, (8,), ((8, 0),), way="narrow-six", whole=True, beginning=LAST[0], family=FURTHER),
     Curve("resnet-8", True, (0.12,), ((0.12, 0.5),), _RATES),
     Curve("resnet-8", True, (0.2,), ((0.2, 0.25), (0.2, 0.5)), _RATES, "fine"),
     Curve("resnet-8", True, (0.05,), ((0.05, 1),), _RATES, "taught"),
@@ -368,6 +400,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("resnet-20", True, (0.25,), ((0.25, 0),), way="bare", beginning=0, family=LATER),
     Curve("resnet-20", True, (0.22,), ((0.22, 0), (0.22, 0.25)), (0.25,), "equal", whole=True, family=LATER),
     Curve("resnet-20", True, (0.25, 0.5), ((0.25, 0), (0.5, 0)), way="former", whole=True, family=LATER),
+    Curve("resnet-20", True, (0.22,), ((0.22, 0),), way="gentle", whole=True, family=FURTHER),
     Curve("resnet-20", True, (0.3,), ((0.3, 0),), way="coarse", whole=True),
     Curve("resnet-20", True, (0.36,), ((0.36, 0),), way="tutored", whole=True, family=LATER, teacher="resnet-20-4"),
     Curve("resnet-20", False, (0.2,), ((0.2, 0.25),), _RATES, "half"),

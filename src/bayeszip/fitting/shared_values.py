@@ -7,6 +7,10 @@ over consecutive stretches: adding into a few bins instead is slow on a GPU.
 Where assignments are free, each weight keeps a latent u_i, which begins at its value, and takes the value next to it:
 s_i = argmin_k |u_i − v_k|, zero included. Choosing has no gradient, so that of the weight is handed straight through
 (Bengio, Léonard, Courville 2013): ∂L/∂u_i := c_i ∂L/∂w_i.
+
+A value of many weights has the sum of many gradients. Adam scales that out of its steps; plain gradient descent would
+throw such a value far at a rate that moves weights but a little. There its gradient is the mean over its weights
+instead, so that it moves as they do on average.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -29,9 +33,11 @@ class SharedValues(nn.Module):
     Args:
         network: plain; its other parameters stay trainable.
         tensors: the quantized weights by state-dict name, all with the same codebook.
+        averaged: whether a value's gradient is the mean over its weights, for steps as large as gradients are; else
+            their sum.
     """
 
-    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor]) -> None:
+    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor], averaged: bool = False) -> None:
         super().__init__()
         # Not registered: the quantized weights are no parameters any more.
         self._network = [network]
@@ -46,6 +52,7 @@ class SharedValues(nn.Module):
             if tensor.scale is not None
         }
         self._owners = _owners(network, tensors)
+        self._averaged = averaged
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         shared = self._spread()
@@ -56,7 +63,11 @@ class SharedValues(nn.Module):
 
     def _spread(self) -> dict[str, Tensor]:
         """The weights, before their rows' scales."""
-        return {name: spread(self.values, places) for name, places in self._places.items()}
+        values: Tensor = self.values
+        if self._averaged:
+            weights = torch.stack([places.lengths for places in self._places.values()]).sum(0).clamp(min=1)
+            values = values.detach() + (values - values.detach()) / weights
+        return {name: spread(values, places) for name, places in self._places.items()}
 
     def train(self, mode: bool = True) -> "SharedValues":
         if mode:
@@ -81,8 +92,8 @@ class SharedValues(nn.Module):
 class FreeSymbols(SharedValues):
     """The same with symbols that are free: a weight that is not zero moves on, and takes the value next to it."""
 
-    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor]) -> None:
-        super().__init__(network, tensors)
+    def __init__(self, network: nn.Module, tensors: Mapping[str, QuantizedTensor], averaged: bool = False) -> None:
+        super().__init__(network, tensors, averaged)
         self._kept = {name: places.positions.sort().values for name, places in self._places.items()}
         start, places = self.values.detach(), self._places
         latents = [spread(start, places[name]).ravel()[positions] for name, positions in self._kept.items()]
@@ -97,7 +108,7 @@ class FreeSymbols(SharedValues):
         return symbols
 
     def _spread(self) -> dict[str, Tensor]:
-        taken: Tensor = _Take.apply(self.latents, self.values)
+        taken: Tensor = _Take.apply(self.latents, self.values, self._averaged)
         weights = {}
         for name, own in self._per_tensor(taken).items():
             shape = self._places[name].shape
@@ -171,17 +182,17 @@ class _Take(torch.autograd.Function):
     """u, v → the value next to each latent; its gradient goes straight to the latent, and to the value it took."""
 
     @staticmethod
-    def forward(ctx: Any, latents: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, latents: Tensor, values: Tensor, averaged: bool) -> Tensor:
         symbols = _nearest(latents, values)
         ctx.save_for_backward(symbols)
-        ctx.count = len(values)
+        ctx.count, ctx.reduce = len(values), "mean" if averaged else "sum"
         return torch.cat([values.new_zeros(1), values])[symbols]
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         (symbols,) = ctx.saved_tensors
         ordered, order = symbols.sort()
         ends = torch.searchsorted(ordered, torch.arange(ctx.count + 1, device=symbols.device), right=True)
         lengths = ends.diff(prepend=ends.new_zeros(1))
-        sums = torch.segment_reduce(outputs[0][order], "sum", lengths=lengths, unsafe=True, initial=0.0)
-        return outputs[0], sums[1:]
+        reduced = torch.segment_reduce(outputs[0][order], ctx.reduce, lengths=lengths, unsafe=True, initial=0.0)
+        return outputs[0], reduced[1:], None
