@@ -68,20 +68,7 @@ class Network:
     mixed_precision: str | None = None
 
 
-#: How `deep` ended a training when most of its records were made.
-_CLOSED_BY_ADAM = (
-    "closing.epochs=20 closing.optimizer=adam closing.rate_theta=0.003 closing.weight_decay=0 closing.schedule=linear"
-    " quantization.values=0"
-)
-_CIFAR = Network(
-    "",
-    data="cifar10",
-    recipe="deep",
-    augment="shift=4,flip",
-    seeds=3,
-    settings=_CLOSED_BY_ADAM,
-    mixed_precision="bf16",
-)
+_CIFAR = Network("", data="cifar10", recipe="deep", augment="shift=4,flip", seeds=3, mixed_precision="bf16")
 _MNIST = Network("", data="mnist", recipe="vd+sws", settings="mixture.components=17", augment="", seeds=5)
 
 NETWORKS: dict[str, Network] = {
@@ -95,14 +82,14 @@ NETWORKS: dict[str, Network] = {
         title="ResNet-20-4",
         pretraining="l2.rate_theta=0.1 l2.epochs=110",
         augment_before="shift=4,flip,cutout=8",
-        settings=f"{_CLOSED_BY_ADAM} vd+sws.epochs=15",
+        settings="vd+sws.epochs=15",
     ),
     "vgg-16": replace(
         _CIFAR,
         title="VGG-16",
         pretraining="l2.rate_theta=0.1 l2.epochs=112",
         augment_before="shift=4,flip,cutout=16",
-        settings=f"{_CLOSED_BY_ADAM} vd+sws.epochs=15",
+        settings="vd+sws.epochs=15",
     ),
 }
 
