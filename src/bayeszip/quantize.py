@@ -239,14 +239,7 @@ def _with_neighbors_joined(
     fitted to the weights anew would be closer to them, and so close to each other where weights are many that symbols
     took more bits.
     """
-    signs = _shared_codebook(quantized)[1:] < 0
-    below = round(settings.values * signs.mean())
-    # Where there are few of a sign, they keep one.
-    below = min(max(below, int(signs.any())), settings.values - int(not signs.all()))
-    negative, positive = int(signs.sum()), int((~signs).sum())
-    left = np.arange(negative) * below // max(negative, 1)
-    right = below + np.arange(positive) * (settings.values - below) // max(positive, 1)
-    joined = np.concatenate([[0], 1 + left, 1 + right])
+    joined = _joined(_shared_codebook(quantized), settings.values)
     moved = {name: replace(tensor, symbols=joined[tensor.symbols]) for name, tensor in quantized.items()}
     sums, counts = np.zeros((2, settings.values + 1))
     for name, tensor in moved.items():
@@ -255,6 +248,18 @@ def _with_neighbors_joined(
         counts += np.bincount(flat, minlength=sums.size)
     sums[0] = 0.0
     return with_values(moved, sums / np.maximum(counts, 1), settings.codebook_bits)
+
+
+def _joined(codebook: np.ndarray, count: int) -> np.ndarray:
+    """For each symbol of a sorted codebook the one of `count` that it becomes; signs stay apart, and 0 stays 0."""
+    is_negative = codebook[1:] < 0
+    negative, positive = int(is_negative.sum()), int((~is_negative).sum())
+    below = round(count * is_negative.mean())
+    # Where there are few of a sign, they keep one.
+    below = min(max(below, min(negative, 1)), count - min(positive, 1))
+    left = np.arange(negative) * below // max(negative, 1)
+    right = np.arange(positive) * (count - below) // max(positive, 1)
+    return np.concatenate([[0], 1 + left, 1 + below + right])
 
 
 def _means_of_members(

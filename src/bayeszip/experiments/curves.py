@@ -37,7 +37,7 @@ AT_NO_RATE = "quantization.rate_trials=0 quantization.rate=0 quantization.togeth
 UNTOUCHED = tuple(range(10, 15))
 #: Others, for networks that are trained on all images when the figures of the former have been seen.
 AFRESH = tuple(range(20, 25))
-#: Others again, for ways that were set when those figures had been seen too; and when these had; and those.
+#: Others again, for ways that were set when those figures had been seen too; and so on, ten after ten.
 LATER, LAST, BEYOND, FURTHER = (tuple(range(first, first + 5)) for first in (30, 40, 50, 60))
 
 
@@ -183,7 +183,7 @@ WAYS: dict[str, Way] = {
         "with 60 + 12 epochs with noise, weights of a row that take values together, no rate term, components seeded at"
         " quantiles, and symbols that stay",
     ),
-    # The same, ended by fewer values and by gradient descent.
+    # `equal`, ended by fewer values and by gradient descent.
     "gentle": Way(
         f"{_SHORT} {_GENTLE}",
         "with 60 + 12 epochs with noise, weights of a row that take 8 values together, and a closing phase of 10 epochs"
